@@ -241,7 +241,7 @@ def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[
 def _with_tokenizers(
     context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...], *, lock: Lock | None
 ) -> Context:
-    """The context with each draft model's tokenizer against the target's, and that which the profile names."""
+    """The context with each draft model's tokenizer against the target's, or that which the profile names."""
     target = context.target
     assert target is not None
     paths = ("target.tokenizer", "engine.tokenizer_revision")
@@ -256,7 +256,7 @@ def _with_tokenizers(
             path: _compare(target, draft, tokenizer=other, lock=lock) for path, draft in pairs.items()
         }
         context = replace(context, tokenizers=compared)
-    return replace(context, tokenizer=_compare(other, target, lock=lock)) if other else context
+    return context
 
 
 def _compare(

@@ -72,8 +72,6 @@ class Context:
     """The models that draft, by the path of their block; without those that could not be read."""
     tokenizers: Mapping[str, TokenizerComparison] = field(default_factory=dict)
     """The tokenizers of draft models against the target's, by the path of their block."""
-    tokenizer: TokenizerComparison | None = None
-    """The tokenizer of another repository that the profile names, against the target's own."""
     machine: Machine | None = None
     memory: Mapping[str, MemoryEstimate] = field(default_factory=dict)
     """By the path of a block; by `target` for a profile without speculation."""

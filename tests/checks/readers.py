@@ -25,9 +25,7 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 
 
 OF_MODELS = {
-    rule.code
-    for rule in all_rules()
-    if rule.needs == "models" and rule.code not in ("SD201", "SD202", "SD209")
+    rule.code for rule in all_rules() if rule.needs == "models" and rule.code not in ("SD201", "SD202")
 }
 
 

@@ -63,7 +63,7 @@ def test_a_commit_or_a_tag_is_a_word_of_the_author(profile: Load, revision: str)
         (COMMIT, None, ["speculation.model"]),
         (COMMIT, "v1", ["speculation.revision"]),
         (None, COMMIT, ["target.model"]),
-        ("main", None, ["target.revision"]),
+        ("main", None, ["target.revision", "speculation.model"]),
     ],
 )
 def test_trusted_code_must_be_pinned_to_a_commit_the_draft_s_too(

@@ -168,7 +168,7 @@ def test_a_finding_of_some_versions_names_them(profile: Load) -> None:
 @pytest.mark.parametrize(
     ("versions", "value", "help_"),
     [
-        ("", "rejection_sample_method: fly", 'vLLM 0.33 accepts it: write `vllm: ">=0.33"` for it'),
+        ("", "rejection_sample_method: fly", 'vLLM 0.33 accepts it: write `vllm: ">=0.33"`'),
         ("==0.32.*", "rejection_sample_method: fly", "vLLM 0.33 accepts it: see the profile's `vllm` range"),
         (">=0.32,<0.34", "moe_backend: nope", None),
     ],

@@ -32,7 +32,7 @@ def test_a_step_needs_every_token_of_every_request(
     profile = Profile("p.yaml", "p", Target("org/t"), speculation=block, engine=engine)
     hits = [*small_steps.check(Context(profile, ("0.33",)))]
     needed = requests * (k + 1)
-    is_refused = lora or tokens < requests or (tokens <= k and method not in ("ngram", "suffix"))
+    is_refused = lora or tokens < requests
     severity = (Severity.ERROR if is_refused else Severity.WARNING) if tokens < needed else Severity.INFO
     assert [hit.severity for hit in hits] == [severity] * (tokens < max(needed, 8192))
 

@@ -1,4 +1,4 @@
-"""The catalogue of rules: a module for each family. `lint` runs those that need nothing but the profile."""
+"""The catalogue of rules: a module for each family."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _FAMILIES = (
-    "arguments", "contexts", "drafts", "hardware", "heads", "memory", "models", "parallelism", "quantization",
-    "revisions", "serving", "site", "speculation", "steps", "tokenizers",
+    "arguments", "contexts", "drafts", "hardware", "heads", "memory", "models", "parallelism",
+    "quantization", "revisions", "serving", "site", "speculation", "steps", "tokenizers",
 )  # fmt: skip
 
 

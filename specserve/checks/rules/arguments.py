@@ -1,4 +1,4 @@
-"""SD005, SD006, SD102, SD105, SD142: vLLM's arguments, and what else of the file its tables can show."""
+"""SD005, SD006, SD102, SD105, SD142: vLLM's arguments, and what its tables show of the file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
-from specserve.vllm.arguments import ArgumentProblem, Section
-from specserve.vllm.versions import known_versions, table, versions_with
+from specserve.vllm.arguments import ArgumentProblem
+from specserve.vllm.versions import known_versions, table
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
@@ -23,17 +23,15 @@ def _problems(ctx: Context, *kinds: str) -> Hits:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
     for path, (problem, versions) in seen.items():
         message, help_ = problem.message, problem.help
-        if problem.kind == "unknown":
-            help_ = _elsewhen(path) or help_
-            if len(versions) > 1:
-                message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
-        elif problem.kind in ("value", "plug-in") and (newer := _accepting(ctx, path, versions)):
-            way = (
-                "see the profile's `vllm` range"
-                if ctx.profile.vllm
-                else f'write `vllm: ">={newer[0]}"` for it'
-            )
-            help_ = f"vLLM {', '.join(newer)} accepts it: {way}"
+        if problem.kind == "unknown" and len(versions) > 1:
+            message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
+        takes = [version for version in known_versions() if version not in versions]
+        takes = [v for v in takes if all(item.path != path for item in _by_version(ctx, v))]
+        if takes and problem.kind in ("unknown", "value", "plug-in"):
+            verb = "has" if problem.kind == "unknown" else "accepts"
+            is_newer = ctx.profile.vllm is None and takes[-1] == known_versions()[-1]
+            way = f'write `vllm: ">={takes[0]}"`' if is_newer else "see the profile's `vllm` range"
+            help_ = f"vLLM {', '.join(takes)} {verb} it: {way}"
         yield Hit(
             path,
             message,
@@ -56,24 +54,6 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
             found += refused_spellings(ctx.profile, known)
         ctx.argument_problems[version] = found
     return ctx.argument_problems[version]
-
-
-def _accepting(ctx: Context, path: str, refusing: list[str]) -> list[str]:
-    """The judged versions, and the newer known ones, that have no problem at this path."""
-    known, last = known_versions(), refusing[-1]
-    newer = known[known.index(last) + 1 :] if last in known else ()
-    wanted = [version for version in known if version in newer or version in ctx.judged]
-    return [version for version in wanted if all(item.path != path for item in _by_version(ctx, version))]
-
-
-def _elsewhen(path: str) -> str | None:
-    """The known versions that do have this argument."""
-    head, _, name = path.rpartition(".")
-    if head.startswith(("engine.", "frontend.")):
-        return None
-    section: Section = "engine" if head == "engine" else "frontend" if head == "frontend" else "speculation"
-    versions = versions_with(section, name)
-    return f"vLLM {', '.join(versions)} has it: see the profile's `vllm` range" if versions else None
 
 
 @rule("SD005", ERROR)
@@ -148,7 +128,11 @@ def deprecated_argument(ctx: Context) -> Hits:
     for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):
         for name in values:
             known = {version: getattr(table(version), section).get(name) for version in ctx.judged}
-            said = {version: item.deprecated for version, item in known.items() if item and item.deprecated}
+            said = {
+                version: item.deprecated
+                for version, item in known.items()
+                if item and item.deprecated
+            }
             if said:
                 last, words = list(said.items())[-1]
                 yield Hit(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from specserve.checks.config import stretches, text_config
+from typing import Any
+
+from specserve.checks.config import stretches
 from specserve.checks.rule import (
     ERROR,
     INFO,
@@ -14,8 +16,8 @@ from specserve.checks.rule import (
     rule,
     variant_rule,
 )
+from specserve.checks.rules.heads import HEADS
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
-from specserve.vllm.limits import context_length
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
 _LIMIT = {"target.max_model_len": "asked for here"}
@@ -33,11 +35,6 @@ def effective_context(ctx: Context) -> int | None:
     return requested_context(ctx) or (length.default if length else None)
 
 
-def allows_long(ctx: Context) -> bool:
-    """Whether the profile tells vLLM not to mind."""
-    return ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
-
-
 @rule("SD226", ERROR, needs="models")
 def too_long_context(ctx: Context) -> Hits:
     """The profile asks for more context than the model has.
@@ -47,18 +44,14 @@ def too_long_context(ctx: Context) -> Hits:
     Instead: write the model's context, or less.
     Source: vllm/config/model.py, `is greater `
     """
-    config, wanted = ctx.target_config, requested_context(ctx)
-    if config is None or wanted is None or allows_long(ctx):
-        return
-    known = {version: context_length(text_config(config), version) for version in ctx.judged}
-    found = [version for version, length in known.items() if length and wanted > length.most]
-    if found and (length := known[found[-1]]):
+    length, wanted = ctx.length(ctx.target_config), requested_context(ctx)
+    is_waived = ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
+    if length and wanted and wanted > length.most and not is_waived:
         yield Hit(
             "target.max_model_len",
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
             label=f"`{length.key}` in config.json is {length.most}",
             related={"target.model": "the model"},
-            versions=found,
             help=f"write `max_model_len: {length.most}` or less",
         )
 
@@ -67,8 +60,8 @@ def too_long_context(ctx: Context) -> Hits:
 def shorter_draft(variant: Variant) -> Hits:
     """The draft model's context is shorter than the target's.
 
-    The V2 runner of vLLM 0.33 lowers the server's context to the draft's, with one line in the log. The
-    V1 runner drafts nothing for a whole batch while one of its requests is longer than that.
+    The V2 runner of vLLM 0.33 lowers the server's context to the draft's, with one line in the log.
+    The V1 runner drafts nothing for a whole batch while one of its requests is longer than that.
     Instead: a shorter `max_model_len`, or a draft with a longer context.
     Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
     Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
@@ -96,32 +89,27 @@ def shorter_draft(variant: Variant) -> Hits:
         return
     own = length.default
     lowered = [version for version in lowered if version in variant.on("V2", by_target=True)]
-    text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
+    text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
     if lowered:
-        versions = ", ".join(lowered)
-        text = f"vLLM {versions} lowers the server's context to the draft's: {own} tokens, not {limit}"
-    yield variant.hit(
-        "model",
-        text,
-        related=_LIMIT,
-        versions=lowered,
-        help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
-        severity=ERROR if lowered and requested_context(ctx) is not None else WARNING,
-    )
+        text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens"
+    help_ = f"write `max_model_len: {own}` under `target`, or use a draft with a longer context"
+    severity = ERROR if lowered and requested_context(ctx) is not None else WARNING
+    more: dict[str, Any] = {"related": _LIMIT, "versions": lowered, "severity": severity}
+    yield variant.hit("model", f"{text}; the server takes {limit}", help=help_, **more)
 
 
 @variant_rule("SD229", INFO, needs="models")
 def short_trained_head(variant: Variant) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of V2 a
-    request that is longer than a `dflash` or `dspark` head ends the engine (vllm-project/vllm#57964).
+    Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of
+    V2 a longer request ends the engine for a `dflash` or `dspark` head (vllm-project/vllm#57964).
     Instead: a shorter `max_model_len`, and a look at the acceptance rate by context length.
-    Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
+    Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings`
     """
-    ctx, limit, config = variant.ctx, effective_context(variant.ctx), variant.config
-    length = ctx.length(config)
-    is_head = variant.method in ("eagle", "eagle3", "dflash", "dspark") and variant.model is not None
+    limit, config = effective_context(variant.ctx), variant.config
+    length = variant.ctx.length(config)
+    is_head = variant.method in HEADS and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
     own, on_v2 = length.default, variant.on("V2", by_target=True)
@@ -134,11 +122,6 @@ def short_trained_head(variant: Variant) -> Hits:
         help_ = f"write `max_model_len: {own}` under `target`"
         yield variant.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
         return
-    idle = [v for v in ctx.judged if not SHORTENS_TARGET.at(v) and v not in on_v2]
-    yield variant.hit(
-        "model",
-        f"the head was made for {own} tokens; the server takes {limit}",
-        related=_LIMIT,
-        notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
-        help="watch the acceptance rate by context length, or lower `max_model_len`",
-    )
+    text = f"the head was made for {own} tokens; the server takes {limit}"
+    help_ = "watch the acceptance rate by context length, or lower `max_model_len`"
+    yield variant.hit("model", text, related=_LIMIT, help=help_)

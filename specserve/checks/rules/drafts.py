@@ -22,25 +22,26 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 def head_of_another_target(variant: Variant) -> Hits:
     """The head was trained for another model, or for another method.
 
-    A head follows the hidden states of one model: with another one, loading or the first request fails,
-    or nearly every draft is rejected. Another fine-tune of the same base is a warning, a release an info.
-    Instead: a head of this target (`specserve drafts`); `num_aux_hidden_states` for other than 3 layers.
-    Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
+    A head follows the hidden states of one model: with another, loading or the first request fails,
+    or nearly every draft is rejected. Another fine-tune of its base is a warning, a release an
+    info.
+    Instead: a head of this target (`specserve drafts`).
+    Source: vllm/transformers_utils/config.py, `speculators_config["verifier"]["name_or_path"]`
     """
     from specserve.models.drafts import heads_named
 
     kinds = {row.method for row in heads_named(variant.model or "")}
-    if len(kinds) == 1 and variant.method not in kinds and {variant.method, *kinds} == {"eagle", "eagle3"}:
-        (kind,) = kinds
-        yield variant.hit("method", f"the head is published as `{kind}`", help=f"write `method: {kind}`")
+    both = {"eagle": "eagle3", "eagle3": "eagle"}
+    if kinds == {kind := both.get(variant.method)}:
+        text, help_ = f"the head is published as `{kind}`", f"write `method: {kind}`"
+        yield variant.hit("method", text, help=help_)
     if found := _trained_elsewhere(variant):
         model, severity, notes = found
-        help_ = "use a head of this target; if both names mean the same model, silence this finding"
-        if severity is ERROR:
-            help_ = _heads_of(variant.ctx.profile.target.model)
-        text = f"the head was trained for `{model}`"
-        yield variant.hit("model", text, related=_TARGET, notes=notes, help=help_, severity=severity)
+        more: dict[str, Any] = {"related": _TARGET, "notes": notes, "severity": severity}
+        help_ = (
+            f"`specserve drafts {variant.ctx.profile.target.model}` lists the heads of this target"
+        )
+        yield variant.hit("model", f"the head was trained for `{model}`", help=help_, **more)
         if severity is ERROR:
             return
     if misfit := _misfit(variant):
@@ -60,21 +61,14 @@ def _misfit(variant: Variant) -> str | None:
     if text := _wrong_input(variant, config, width=width) or _miscounted(variant, config):
         return text
     deepest = max(_layer_ids(variant.method, config), default=0)
-    is_deeper = depth is not None and deepest > depth
-    return (
-        f"the head reads the output of layer {deepest}; the target has {depth} layers" if is_deeper else None
-    )
+    if depth is None or deepest <= depth:
+        return None
+    return f"the head reads the output of layer {deepest}; the target has {depth} layers"
 
 
 def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]] | None:
-    """The model that a head was trained for, how bad that is, and the source; None if it may be the target."""
-    if variant.model is None or variant.method not in (
-        "eagle",
-        "eagle3",
-        "dflash",
-        "dspark",
-        "mtp",
-    ):
+    """The model that a head was trained for, how bad that is, the source; None for the target."""
+    if variant.model is None or variant.method not in {*HEADS, "mtp"}:
         return None
     from specserve.models.drafts import heads_named, kinship
 
@@ -95,17 +89,6 @@ def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]
     return trained[0], INFO if "release" in found and not is_named else WARNING, notes
 
 
-def _heads_of(target: str) -> str:
-    """What to use instead: a published head of this target, if the catalogue has one."""
-    from specserve.models.drafts import drafts_for
-
-    heads = (draft for draft in drafts_for(target) if draft.model and draft.method != "draft_model")
-    head = next(heads, None)
-    if head is None:
-        return "use a head that was trained for this target, or a method without one, such as `ngram`"
-    return f"use a head that was trained for this target, such as `{head.model}` (`method: {head.method}`)"
-
-
 def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
     """What the first matrix of an EAGLE head says against its method."""
     matrix = ((variant.draft.tensors if variant.draft else None) or {}).get("fc.weight")
@@ -123,7 +106,7 @@ def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
 
 
 def _miscounted(variant: Variant, config: Config) -> str | None:
-    """Whether the head names another number of layers than vLLM builds it for: only some classes read that list."""
+    """Whether it names more or fewer layers than vLLM builds it for: few classes read that list."""
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
     reads = any("Qwen3" in name for name in architectures(config))
     if variant.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
@@ -154,36 +137,36 @@ def _numbers(value: Any) -> list[int]:
 def missing_mask_token(variant: Variant) -> Hits:
     """Parallel drafting is asked for, but the model has no mask token.
 
-    A draft that was trained for it reads the token at every position that it drafts; vLLM looks for its
-    id in the draft's config.json while it loads, and fails without one.
+    A draft that was trained for it reads the token at every position that it drafts; vLLM looks for
+    its id in the draft's config.json while it loads, and fails without one.
     Instead: a draft that was trained for it (PARD, P-EAGLE, DFlash), or no `parallel_drafting`.
-    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model `
     """
     config = variant.config if variant.model else None
-    if config is None or not (variant.get("parallel_drafting") is True or variant.method == "dflash"):
+    is_parallel = variant.get("parallel_drafting") is True or variant.method == "dflash"
+    if config is None or not is_parallel:
         return
     nested = section(config, "dflash_config").get("mask_token_id") is not None
     if not nested and all(config.get(key) is None for key in _MASKS):
-        explicit = "parallel_drafting" in variant.block.keys
+        place = "parallel_drafting" if "parallel_drafting" in variant.block.keys else "model"
         text = "config.json of the draft names no mask token"
-        related = {variant.at("model"): "the draft"} if explicit else {}
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
-        yield variant.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
+        yield variant.hit(place, text, help=help_)
 
 
 @variant_rule("SD245", WARNING, needs="models")
 def oversized_draft(variant: Variant) -> Hits:
     """The draft is not much smaller than its target.
 
-    A decode step costs about as much as reading the weights once: four tokens of a draft of a quarter of
-    the bytes take as long as a step of the target.
+    A decode step costs about as much as reading the weights once: four tokens of a draft with a
+    quarter of the bytes take as long as a step of the target.
     Instead: a draft with 2 to 15 % of the target's bytes; `specserve bench` measures any other.
     Source: specserve, the bytes of both checkpoints
     """
     limit, own = _weight_bytes(variant.ctx.target), _weight_bytes(variant.draft)
-    if variant.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
+    if variant.method == "draft_model" and limit and own and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"
-        help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this one with `specserve bench`"
+        help_ = "drafts that pay off have 2 to 15 %; measure this one with `specserve bench`"
         cost = variant.memory.draft_cost if variant.memory else None
         notes = (f"it costs {cost}",) if cost else ()
         yield variant.hit("model", text, related=_TARGET, notes=notes, help=help_)

@@ -15,8 +15,9 @@ _LESS = 0.95
 def too_few_accelerators(ctx: Context) -> Hits:
     """The model is split over more accelerators than there are.
 
-    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per
-    node. With Ray, vLLM may use other machines: `lint` is silent then, `check` knows of no other.
+    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count`
+    is per node. With Ray, vLLM may use other machines: `lint` is silent then, `check` knows of no
+    other.
     Instead: fewer ranks, or a machine with more accelerators.
     Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
     """
@@ -41,9 +42,10 @@ def too_few_accelerators(ctx: Context) -> Hits:
         elif target.tensor_parallel_size * target.pipeline_parallel_size <= there:
             path = "engine.data_parallel_size"
         is_counted = machine is None or machine.basis == "profile"
+        verb = "is" if there == 1 else "are"
         yield Hit(
             path,
-            f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
+            f"the launch takes {ranks} accelerators, and there {verb} {there}",
             label=f"the machine has {machine_words(machine)}" if machine else "",
             related={"hardware.count": "counted here"} if is_counted else {},
             help="split the model over fewer accelerators, or use a machine with more",
@@ -51,7 +53,7 @@ def too_few_accelerators(ctx: Context) -> Hits:
 
 
 def _says_all(profile: Profile) -> bool:
-    """Whether the profile alone says how many accelerators its launch can use: Ray may take them elsewhere."""
+    """Whether the profile says how many accelerators there are: Ray may take them elsewhere."""
     said = profile.hardware is not None and (
         profile.hardware.accelerator is not None or "hardware.count" in profile.spans
     )
@@ -62,8 +64,8 @@ def _says_all(profile: Profile) -> bool:
 def missing_hardware(ctx: Context) -> Hits:
     """This machine has less than the profile's `hardware` asks for.
 
-    Memory was judged, and `expect` measured, on those accelerators: here the server may fail to start, or be
-    slower.
+    Memory was judged, and `expect` measured, on those accelerators: here the server may fail to
+    start, or be slower.
     Instead: run it there, or name the accelerators of this machine.
     Source: specserve, checks/rules/hardware.py
     """

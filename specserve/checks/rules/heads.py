@@ -1,4 +1,4 @@
-"""SD101, SD230, SD231, SD235, SD242: whether vLLM knows a head or prediction layers, and runs them as said."""
+"""SD101, SD230, SD231, SD235, SD242: whether vLLM knows a head, and runs it as the profile says."""
 
 from __future__ import annotations
 
@@ -25,20 +25,17 @@ _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
 """The method of a head by a word in its class."""
 HEADS = frozenset(_METHODS.values())
-_NAMED = frozenset({
-    "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
-    "qwen3_5_moe_text", "mimo",
-})  # fmt: skip
+_NAMED = (
+    "deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen2", "qwen3_next", "qwen3_5",
+    "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 """Model types whose further layers are known by the names of their tensors."""
 
 
 def method_of(config: Config) -> str | None:
     """The method that a draft head was made for, by its config.json; None if it is no head."""
-    said = (
-        config.get("speculators_model_type"),
-        section(config, "speculators_config").get("algorithm"),
-    )
-    for kind in said:
+    algorithm = section(config, "speculators_config").get("algorithm")
+    for kind in (config.get("speculators_model_type"), algorithm):
         if kind in _METHODS.values():
             return str(kind)
     names = architectures(config)
@@ -57,14 +54,14 @@ def predicts(known: Registry, config: Config) -> bool:
 
 def _mtp_config(variant: Variant) -> Config | None:
     """The config.json of what predicts, if vLLM would run this variant as `mtp`."""
-    config = variant.config
-    if variant.method != "mtp" or variant.facts is None or not config or retyped("mtp", variant.facts.model):
+    config, facts = variant.config, variant.facts
+    if variant.method != "mtp" or facts is None or not config or retyped("mtp", facts.model):
         return None
     return config if architectures(config) or model_type(config) else None
 
 
 def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
-    """The config.json and the facts of the target, if its own layers draft, named a second time or not."""
+    """The config.json and the facts of the target, if its own layers draft."""
     target, config = variant.ctx.target, _mtp_config(variant)
     is_own = variant.model in (None, variant.ctx.profile.target.model)
     return (config, target) if config is not None and target and is_own else None
@@ -74,8 +71,8 @@ def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
 def retyped_draft(variant: Variant) -> Hits:
     """vLLM changes the method because of the draft's name, or of what the draft is.
 
-    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the whole path, and runs a model with
-    prediction layers as `mtp`, with these layers only. Loading fails, or every draft token is rejected.
+    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the path, and runs a model with
+    prediction layers as `mtp`, with these layers only. Loading fails, or every draft is rejected.
     Instead: the method that the help names, or a draft under a path without these words.
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     Source: vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
@@ -87,25 +84,23 @@ def retyped_draft(variant: Variant) -> Hits:
             variant.at("model") if variant.model else "target.model",
             f"vLLM would run this draft as `{method}`: its name contains `{word}`",
             related={variant.at("method"): f"the profile says `{variant.method}`"},
-            help=f"write `method: {method}` if it is such a head; if not, keep it in a directory whose path "
-            f"does not contain `{word}`",
+            help=f"write `method: {method}` if it is such a head; if not, keep it in a directory "
+            f"whose path does not contain `{word}`",
         )
         return
     config = variant.config
     if variant.method != "draft_model" or config is None or variant.draft is None:
         return
     name = (*architectures(config), model_type(config))[0]
-    heads, layered = (
-        variant.ctx.where(has_kind, config, "draft"),
-        variant.ctx.where(predicts, config),
-    )
+    heads = variant.ctx.where(has_kind, config, "draft")
+    layered = variant.ctx.where(predicts, config)
     related = {variant.at("method"): "the profile says `draft_model`"}
     if own := _own_method(config):
         text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
         yield variant.hit("method", text, help=f"write `method: {own}`", severity=INFO)
     elif variant.draft.config.get("speculators_model_type") or heads:
-        text = "this is a draft head, not a draft model"
-        yield variant.hit("model", text, related=related, versions=heads or layered, help=_other_method(name))
+        text, help_ = "this is a draft head, not a draft model", _other_method(name)
+        yield variant.hit("model", text, related=related, versions=heads or layered, help=help_)
     elif layered:
         text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
         help_ = "use a draft of another family"
@@ -113,14 +108,12 @@ def retyped_draft(variant: Variant) -> Hits:
 
 
 def _own_method(config: Config) -> str | None:
-    """The method that vLLM itself puts in the place of `draft_model` for a draft that was made for it.
-
-    Source: vllm/config/speculative.py, `# Automatically detect the method`.
-    """
+    """The method that vLLM puts in place of `draft_model` (`# Automatically detect the method`)."""
     names, kind = architectures(config), model_type(config)
     if "MuseGlimmerAssistantModel" in names:
         return "dflash"
-    if any(name in _DSPARK_CLASSES for name in names) or (names == ("DSparkDraftModel",) and kind == "qwen3"):
+    is_dspark = names == ("DSparkDraftModel",) and kind == "qwen3"
+    if is_dspark or any(name in _DSPARK_CLASSES for name in names):
         return "dspark"
     return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
 
@@ -139,7 +132,8 @@ def plain_mtp_target(variant: Variant) -> Hits:
     rest = variant.ctx.where(predicts, config)
     found = [version for version in variant.ctx.judged if version not in rest]
     if found or prediction_layers(config) == 0:
-        text = f"`{(*architectures(config), 'this model')[0]}` has no layers that predict further tokens"
+        name = (*architectures(config), "this model")[0]
+        text = f"`{name}` has no layers that predict further tokens"
         related = {variant.at("model") if variant.model else "target.model": "the model"}
         help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
         yield variant.hit("method", text, related=related, versions=found, help=help_)
@@ -149,19 +143,19 @@ def plain_mtp_target(variant: Variant) -> Hits:
 def missing_mtp_weights(variant: Variant) -> Hits:
     """The checkpoint has lost its multi-token prediction layers.
 
-    Fine-tuning, merging and quantizing often drop them and leave config.json as it was. vLLM fails after
-    the target is loaded, or serves layers that were never filled, and no draft token is accepted.
+    Fine-tuning, merging and quantizing often drop them and leave config.json as it was. vLLM fails
+    after the target is loaded, or serves layers that were never filled, and no draft is accepted.
     Instead: a checkpoint that has them, or another method.
-    Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
+    Source: vllm/model_executor/model_loader/default_loader.py, `weights were not initialized from `
     """
     config, facts = own_layers(variant) or ({}, None)
     depth, own = layers(config), prediction_layers(config)
-    if facts is None or not own or not facts.tensors or depth is None or model_type(config) not in _NAMED:
-        return
-    if not any(is_further(name, depth) for name in facts.tensors):
+    tensors = (facts.tensors if facts and model_type(config) in _NAMED else None) or ()
+    if own and tensors and depth and not any(is_further(name, depth) for name in tensors):
         text = "the checkpoint holds no tensor of a layer that predicts further tokens"
         help_ = "copy those tensors from the original model, or use another method"
-        yield variant.hit("method", text, related={"target.model": f"config.json promises {own}"}, help=help_)
+        related = {"target.model": f"config.json promises {own}"}
+        yield variant.hit("method", text, related=related, help=help_)
 
 
 def is_further(name: str, depth: int) -> bool:
@@ -174,10 +168,10 @@ def is_further(name: str, depth: int) -> bool:
 def unknown_head(variant: Variant) -> Hits:
     """vLLM has no class for this head.
 
-    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class in the head's config.json, and has such
-    classes for some model families only: there is no `EagleQwen2ForCausalLM`, for example.
+    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class in the head's config.json, and has
+    such classes for some model families only: there is no `EagleQwen2ForCausalLM`, for example.
     Instead: a head that was published for vLLM, or another method.
-    Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
+    Source: vllm/transformers_utils/configs/eagle.py, `if not arch.startswith("Eagle") else arch`
     """
     if variant.draft is None:
         return
@@ -192,11 +186,8 @@ def unknown_head(variant: Variant) -> Hits:
     else:
         return
     if found:
-        related, help_ = (
-            {variant.at("method"): "the method"},
-            _other_method((*variant.draft.architectures, "")[0]),
-        )
-        text = f"vLLM {', '.join(found)} {text}"
+        text, related = f"vLLM {', '.join(found)} {text}", {variant.at("method"): "the method"}
+        help_ = _other_method((*variant.draft.architectures, "")[0])
         yield variant.hit("model", text, related=related, versions=found, help=help_)
 
 
@@ -215,17 +206,17 @@ def _other_method(name: str) -> str:
     method = next((method for word, method in _METHODS.items() if word in name), None)
     if method:
         return f"if this is a head for `{method}`, write `method: {method}`"
-    return "use a head that was published for vLLM, or the method `draft_model`, `ngram` or `suffix`"
+    return "use a head that was published for vLLM, or `draft_model`, `ngram` or `suffix`"
 
 
 @variant_rule("SD242", WARNING, needs="models")
 def block_overrun(variant: Variant) -> Hits:
     """More tokens are drafted per step than the head was trained to draft.
 
-    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond it:
-    they are rejected, and their verification takes time (vllm-project/vllm#41834).
+    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond
+    it: they are rejected, and their verification takes time (vllm-project/vllm#41834).
     Instead: the length of the head's block.
-    Source: vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
+    Source: vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query`
     """
     config = variant.config or {}
     if not variant.model:  # of a target's own layers, only the stages of DeepSeek V4 draft blocks

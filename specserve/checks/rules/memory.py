@@ -1,4 +1,4 @@
-"""SD301, SD302, SD312: whether weights, draft and KV cache fit the machine, and whether it has room now."""
+"""SD301, SD302, SD312: whether weights, draft and KV cache fit the machine, and do so now."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def machine_words(machine: Machine) -> str:
 
 
 def _misfit(ctx: Context, verb: str) -> str:
-    """That the launch is too large: for the whole machine, or for the part of it that one copy of the model uses."""
+    """That the launch is too large for the machine, or for what one copy of the model uses."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
-    each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
+    each = target.tensor_parallel_size * target.pipeline_parallel_size
+    words = machine_words(machine)
     if machine.is_cpu or each >= machine.count * machine.nodes:
         return f"the launch {verb} too large for {words}"
     used = f"{each} of the {machine.count * machine.nodes} {machine.accelerator.name}"
@@ -43,7 +44,7 @@ def _misfit(ctx: Context, verb: str) -> str:
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
-    """Whether the KV cache has the size that the profile gives, so that vLLM takes no share of what there is."""
+    """Whether the profile gives the size of the KV cache, so that vLLM takes no share."""
     per_gpu = memory.per_gpu_bytes
     return per_gpu.budget == per_gpu.total and per_gpu.kv_cache.low == per_gpu.kv_cache.high > 0
 
@@ -64,7 +65,8 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
         head, rest = f": vLLM may use {gib(per_gpu.budget)} of {total}", " (the rest)"
     shown = f"activations, graphs and libraries about {_span(per_gpu.reserve)}"
     by = "vLLM's own" if memory.basis == "vllm" else "estimated"
-    return f"{where}{head}; {by}: weights {weights}; {shown}; KV cache {_span(per_gpu.kv_cache)}{rest}"
+    cache = f"KV cache {_span(per_gpu.kv_cache)}{rest}"
+    return f"{where}{head}; {by}: weights {weights}; {shown}; {cache}"
 
 
 def _span(bounds: Bounds) -> str:
@@ -79,10 +81,8 @@ def capacity(memory: MemoryEstimate) -> str:
     if states and states.high < memory.max_num_seqs:
         many = f"{memory.max_num_seqs:,} requests need a block each for their recurrent states"
         return f"{many}, and the KV cache has at most about {int(states.high):,}"
-    tokens = f"{int(memory.kv_cache_tokens.high):,}"
-    return (
-        f"one request may need {memory.max_model_len:,} tokens, and the KV cache holds at most about {tokens}"
-    )
+    one = f"one request may need {memory.max_model_len:,} tokens"
+    return f"{one}, and the KV cache holds at most about {int(memory.kv_cache_tokens.high):,}"
 
 
 def _advice(memory: MemoryEstimate) -> str | None:
@@ -91,11 +91,8 @@ def _advice(memory: MemoryEstimate) -> str | None:
 
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
-    """Each variant's memory with the place that stands for it; the target alone if nothing speculates.
-
-    Nothing on another platform than the profile's: SD309 says so, and the memory of this one tells nothing.
-    """
-    if ctx.is_for_other_platform:
+    """Each variant's memory with the place that stands for it; else the target's."""
+    if ctx.is_for_other_platform:  # SD309 says so
         return
     if "target" in ctx.memory:
         yield "target.model", ctx.memory["target"]
@@ -105,10 +102,13 @@ def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
 
 
 def _largest_part(path: str, memory: MemoryEstimate) -> str:
-    """Where the profile says what takes the most of the fullest GPU. `path`: the place of a variant's estimate."""
+    """Where the profile says what takes the most of a GPU. `path`: the place of the estimate."""
     per_gpu, tokens = memory.per_gpu_bytes, memory.kv_cache_tokens.high
     per_token = per_gpu.kv_cache.high / tokens if tokens else memory.target_kv_bytes_per_token
-    parts = {"target.model": per_gpu.target_weights, "target.max_model_len": memory.max_model_len * per_token}
+    parts = {
+        "target.model": per_gpu.target_weights,
+        "target.max_model_len": memory.max_model_len * per_token,
+    }
     if memory.is_short_of_states:
         return "engine.max_num_seqs"
     if is_fixed(memory):
@@ -127,7 +127,7 @@ def _of_alternative(path: str) -> str:
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
-    """What is free on the fullest accelerator found here if a launch needs more at once; SD312 reports it."""
+    """What is free on the fullest accelerator here, if a launch needs more; SD312 reports it."""
     machine = ctx.machine
     if machine is None or machine.basis != "found":
         return None
@@ -136,7 +136,7 @@ def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
 
 
 def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
-    """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
+    """Bytes that must be free: what vLLM compares, and what all ranks on a CPU fill together."""
     from specserve.memory.reserve import Bounds
 
     per_gpu = memory.per_gpu_bytes
@@ -151,18 +151,19 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
-    vLLM loads all weights, and ends when no block is left, or too few for one request or for the recurrent
-    states of `max_num_seqs`. It is a warning beside what the estimate leaves out, such as `cpu_offload_gb`.
+    vLLM loads all weights, and ends when no block is left, or too few for one request or for the
+    recurrent states of `max_num_seqs`. It is a warning beside what the estimate leaves out, such as
+    `cpu_offload_gb`.
     Instead: a shorter `max_model_len`, fewer `max_num_seqs`, more ranks, or another precision.
-    Source: vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
-    Source: vllm/config/compilation.py, `exceeds available Mamba cache `
+    Source: vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the`
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
         if memory.verdict == "does_not_fit":
+            why = too_large_because(memory, ctx.machine)
             yield Hit(
                 _largest_part(path, memory),
-                f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {too_large_because(memory, ctx.machine)}",
+                f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {why}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory),
                 severity=None if memory.certain else WARNING,
@@ -174,8 +175,9 @@ def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
     per_gpu = memory.per_gpu_bytes
     weights = per_gpu.target_weights + per_gpu.draft_weights
     if is_fixed(memory):
-        if weights + per_gpu.kv_cache.low > per_gpu.total:
-            return f"weights of {gib(weights)} and a KV cache of {gib(per_gpu.kv_cache.low)} exceed it"
+        cache = per_gpu.kv_cache.low
+        if weights + cache > per_gpu.total:
+            return f"weights of {gib(weights)} and a KV cache of {gib(cache)} exceed it"
     elif weights >= per_gpu.budget:
         each = "" if machine.is_cpu else " per GPU"
         return f"the weights take {gib(weights)}{each}, and vLLM may use {gib(per_gpu.budget)}"
@@ -188,8 +190,8 @@ def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Activations, CUDA graphs and communication buffers cannot be known in advance. If the only doubt is a model
-    of unknown size, this is an info.
+    Activations, CUDA graphs and communication buffers cannot be known in advance. If the only doubt
+    is a model of unknown size, this is an info.
     Instead: what the help says would make it fit, or a start that shows it.
     Source: specserve, memory/estimate.py
     """
@@ -199,13 +201,12 @@ def tight_memory(ctx: Context) -> Hits:
             text = f"{_misfit(ctx, 'may be')}{_of_alternative(path)}: {memory.reason}"
             if memory.is_only_in_doubt:
                 text = f"it is not known whether the launch fits: {memory.reason}"
+            unknown = "`specserve check` asks vLLM if it is installed"
             yield Hit(
                 path if memory.is_only_in_doubt else _largest_part(path, memory),
                 text,
                 notes=(_parts(memory, ctx.machine), *memory.notes),
-                help=_advice(memory)
-                if memory.is_kv_known
-                else "`specserve check` asks vLLM if it is installed",
+                help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,
             )
 
@@ -214,8 +215,9 @@ def tight_memory(ctx: Context) -> Hits:
 def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine now than the launch needs.
 
-    vLLM refuses to start if less is free than the share that it takes, or than weights and a fixed KV cache.
-    Often the previous server still runs. Where the ranks of a CPU fill it only together, it is a warning.
+    vLLM refuses to start if less is free than the share that it takes, or than weights and a fixed
+    KV cache. Often the previous server still runs. Where the ranks of a CPU fill it only together,
+    it is a warning.
     Instead: stop what holds the memory, or a smaller `gpu_memory_utilization`.
     Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
     """
@@ -226,23 +228,26 @@ def occupied_memory(ctx: Context) -> Hits:
         if free is None:
             continue
         need, ways = needed_at_once(memory, machine), []
-        if max(need.low, memory.per_gpu_bytes.target_weights + memory.per_gpu_bytes.draft_weights) <= total:
+        weights = memory.per_gpu_bytes.target_weights + memory.per_gpu_bytes.draft_weights
+        if max(need.low, weights) <= total:
             ways.append("stop the processes that hold the rest")  # else too small even when empty
         path, words = f"engine.{_SHARE}", f"vLLM asks for {gib(need.high)}"
         share = int(100 * (free - 2**29) / total) / 100
         if is_fixed(memory):
-            who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
+            several = machine.is_cpu and memory.ranks > 1
+            who = f"{memory.ranks} ranks take" if several else "the launch takes"
             path, words = "engine.kv_cache_memory_bytes", f"{who} {gib(need.high)}"
         elif share > 0 and _fits_in(memory, share):
             ways.append(f"write `{_SHARE}: {share}`")
         severity = None if free < need.low else WARNING
         text = f"{gib(free)} of {gib(total)} are free, and {words}"
-        yield Hit(path, text, notes=machine.holders, help=", or ".join(ways) or None, severity=severity)
+        help_ = ", or ".join(ways) or None
+        yield Hit(path, text, notes=machine.holders, help=help_, severity=severity)
         return
 
 
 def _fits_in(memory: MemoryEstimate, share: float) -> bool:
-    """Whether one request may still fit if vLLM takes this share of the memory: the rest of the budget is lost."""
+    """Whether one request may still fit if vLLM takes this share of the memory."""
     per_gpu = memory.per_gpu_bytes
     left = per_gpu.kv_cache.high - (per_gpu.budget - share * per_gpu.total)
     if left <= 0 or not memory.is_kv_known:

@@ -1,4 +1,4 @@
-"""SD171, SD220, SD221, SD224, SD250, SD253: the models themselves, what they are asked to do, their files."""
+"""SD171, SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from specserve.vllm.speculation import OWN_LAYERS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
-_MODEL = {"target.model": "the model"}
 
 
 @rule("SD171", WARNING)
 def misspelt_model(ctx: Context) -> Hits:
     """A model is named as no publisher names it.
 
-    The name is near that of a well-known model, so the Hub has no such repository, or a stranger's. A name
-    that was changed on the Hub, or one without its publisher, which may be a directory, is an info.
+    The name is near that of a well-known model: the Hub has no such repository, or a stranger's. A
+    name that was changed on the Hub, or one without its publisher, is an info.
     Instead: the name that the help gives.
     Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
     """
@@ -43,15 +42,13 @@ def misspelt_model(ctx: Context) -> Hits:
     for path, model in named.items():
         head = head_meant(model) if path != "target" and is_hub_id(model) else None
         if found := PublishedName(head, "misspelt") if head else published_name(model):
-            text, severity = (
-                texts[found.kind].format(quoted(model)),
-                None if found.kind == "misspelt" else INFO,
-            )
-            yield Hit(f"{path}.model", text, help=f"did you mean `{found.model}`?", severity=severity)
+            severity = None if found.kind == "misspelt" else INFO
+            text, help_ = texts[found.kind].format(quoted(model)), f"did you mean `{found.model}`?"
+            yield Hit(f"{path}.model", text, help=help_, severity=severity)
 
 
 def _own_code(ctx: Context, config: Config) -> bool:
-    """Whether the class may come from elsewhere than vLLM: the repository's code, or another implementation."""
+    """Whether the class may come from elsewhere than vLLM, such as the repository's own code."""
     return bool(config.get("auto_map")) or ctx.engine.get("model_impl", "auto") != "auto"
 
 
@@ -59,8 +56,8 @@ def _own_code(ctx: Context, config: Config) -> bool:
 def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build; a note names the last version that could. Classes from the
-    repository's own code (`auto_map`) or from a plug-in are not judged.
+    vLLM refuses a model that it cannot build; a note names the last version that could. Classes
+    from the repository's own code (`auto_map`) or from a plug-in are not judged.
     Instead: a model that vLLM supports.
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
     """
@@ -69,18 +66,16 @@ def unknown_architecture(ctx: Context) -> Hits:
         names = architectures(config)
         if path in heads or _own_code(ctx, config) or not names or transformers_names() & {*names}:
             continue
-        found = ctx.where(lambda known, names: not any(name in known.classes for name in names), names)
+        found = ctx.where(lambda known, names: not known.classes.keys() & {*names}, names)
         known = [registry(version).removed for version in ctx.judged]
         removed = sorted({removed[names[0]] for removed in known if names[0] in removed})
         if found and (removed or names[0].endswith(_SERVING)):
             yield Hit(
                 path,
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
-                notes=tuple(
-                    f"vLLM had it until {text}" if text[0].isdigit() else f"see {text}" for text in removed
-                ),
+                notes=tuple(f"vLLM had it until {text}" for text in removed),
                 versions=found,
-                help="use a model that vLLM supports; if a plug-in provides the class, silence this finding",
+                help="use a model that vLLM supports, or silence this if a plug-in has the class",
             )
 
 
@@ -93,18 +88,15 @@ def served_head(ctx: Context) -> Hits:
     Instead: the model that the head was trained for here, and the head under `speculation.model`.
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
-    config, help_ = (
-        ctx.target_config,
-        "name here the model that the head was trained for, and the head under ",
-    )
-    help_ += "`speculation.model`"
+    config = ctx.target_config
+    help_ = "name here the model that it was trained for, and the head under `speculation.model`"
     if config is None:
         if ctx.target is None:
             yield from _named_like_a_head(ctx, help_)
     elif config.get("speculators_config") is not None:
         # vLLM serves its verifier, if that is on the Hub
         name = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-        is_named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/"))
+        is_named = isinstance(name, str) and is_hub_id(name)
         text = "this is a draft head, and it names no verifier on the Hub that vLLM could serve"
         if is_named:
             text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
@@ -112,14 +104,11 @@ def served_head(ctx: Context) -> Hits:
     elif found := ctx.where(has_kind, config, "draft"):
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
         yield Hit("target.model", text, versions=found, help=help_)
-    elif ctx.target and _has_no_embedding(ctx.target):
-        yield Hit("target.model", "the checkpoint has no embedding: it is a draft head", help=help_)
-
-
-def _has_no_embedding(facts: ModelFacts) -> bool:
-    """Whether it is an EAGLE head: its config.json names the class of the model that it was trained for."""
-    names = facts.tensors or {}
-    return "fc.weight" in names and not any("embed" in name or "wte" in name for name in names)
+    else:  # the config.json of an EAGLE head names the class of the model that it was trained for
+        names = (ctx.target.tensors if ctx.target else None) or {}
+        if "fc.weight" in names and not any("embed" in name or "wte" in name for name in names):
+            text = "the checkpoint has no embedding: it is a draft head"
+            yield Hit("target.model", text, help=help_)
 
 
 def _named_like_a_head(ctx: Context, help_: str) -> Hits:
@@ -130,15 +119,12 @@ def _named_like_a_head(ctx: Context, help_: str) -> Hits:
         or f"{variant.model}/".startswith(f"{model}/")
         for variant in ctx.variants
     )
-    # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold the target and its head (vllm-project/vllm#57784)
+    # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold target and head (vllm-project/vllm#57784)
     is_both = inside or re.search(r"(?i)deepseek-?v4|mimo-?v\d", model)
     if is_named and is_hub_id(model) and not is_both:
-        text, severity = (
-            f"`{model}` reads like a draft head, which cannot be served by itself",
-            WARNING,
-        )
+        text, severity = f"`{model}` reads like a draft head, which is no model to serve", WARNING
         if "speculator" in model.lower():
-            text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
+            text = f"vLLM will serve the model that `{model}` was trained for, and draft with it"
             severity = INFO
         yield Hit("target.model", text, help=help_, severity=severity)
 
@@ -147,10 +133,10 @@ def _named_like_a_head(ctx: Context, help_: str) -> Hits:
 def missing_hidden_states(ctx: Context) -> Hits:
     """The head needs hidden states that vLLM cannot take from this target.
 
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide.
-    vLLM fails after it has loaded the whole target.
+    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes
+    provide. vLLM fails after it has loaded the whole target.
     Instead: `ngram`, `suffix` or `draft_model`, which read no hidden states.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `does not support EAGLE3`
     """
     config = ctx.target_config
     if config is None or _own_code(ctx, config):
@@ -164,8 +150,8 @@ def missing_hidden_states(ctx: Context) -> Hits:
         uses = section(variant.config or {}, "eagle_config").get("use_aux_hidden_state")
         blind = variant.method == "eagle3" and uses is False
         if variant.method in _HIDDEN_STATES and not blind:
-            text = f"vLLM {', '.join(found)} cannot take hidden states from a `{architectures(config)[0]}`"
-            related = {"target.model": "the target"}
+            name, related = architectures(config)[0], {"target.model": "the target"}
+            text = f"vLLM {', '.join(found)} cannot take hidden states from a `{name}`"
             yield variant.hit("method", text, related=related, versions=found, help=help_)
 
 
@@ -175,18 +161,16 @@ def missing_weights(ctx: Context) -> Hits:
 
     Often a download was interrupted, or a script saved the weights only. vLLM reads the small files
     first, and fails minutes later, when it comes to the missing one.
-    Instead: the whole model, copied or downloaded again; `tokenizer` names another model's tokenizer.
-    Source: vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `
+    Instead: the whole model, copied or downloaded again; `tokenizer` may name another model's.
+    Source: vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights `
     Source: vllm/tokenizers/registry.py, `tokenizer`
     """
     is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
-    models = {"target.model": ctx.target}
-    models |= {
-        variant.at("model"): variant.draft
-        for variant in ctx.variants
-        if "draft_load_config" not in variant.block.keys
+    is_usual = is_usual and not ctx.engine.get("model_loader_extra_config")
+    drafts = {
+        each.at("model"): each.draft for each in ctx.variants if not each.get("draft_load_config")
     }
-    for path, facts in models.items() if is_usual and not ctx.engine.get("model_loader_extra_config") else ():
+    for path, facts in {"target.model": ctx.target, **drafts}.items() if is_usual else ():
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
             yield from (Hit(path, text, help=help_) for text in _lacking_weights(facts))
@@ -195,19 +179,17 @@ def missing_weights(ctx: Context) -> Hits:
     if target is None or is_named or target.origin != "directory":
         return
     if problem := target.broken.get(TOKENIZER):
-        yield Hit(
-            "target.model",
-            problem,
-            help="copy or download the tokenizer of the original model again",
-        )
-    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more of a head
+        help_ = "copy or download the tokenizer of the original model again"
+        yield Hit("target.model", problem, help=help_)
+    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
 
 def _lacking_weights(facts: ModelFacts) -> list[str]:
     gone = [name for name in facts.weight_files if name not in facts.files]
-    found = [facts.broken[name] for name in facts.weight_files if name in facts.broken and name not in gone]
+    there = (name for name in facts.weight_files if name not in gone)
+    found = [facts.broken[name] for name in there if name in facts.broken]
     if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
         found.append("the directory holds no weights")
     if gone:
@@ -230,4 +212,5 @@ def unadaptable_model(ctx: Context) -> Hits:
     if found := ctx.where(lacks, config, "lora"):
         text = f"a `{architectures(config)[0]}` takes no adapters"
         help_ = "merge the adapter into the weights, and serve those"
-        yield Hit("engine.enable_lora", text, related=_MODEL, versions=found, help=help_)
+        related = {"target.model": "the model"}
+        yield Hit("engine.enable_lora", text, related=related, versions=found, help=help_)

@@ -1,4 +1,4 @@
-"""SD140, SD222: what cannot be divided over ranks, and combinations that fail or change in some vLLM versions."""
+"""SD140, SD222: what cannot be divided over ranks, and combinations that fail in some versions."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _PLACES = {
 def indivisible_size(ctx: Context) -> Hits:
     """A size of the model cannot be divided over the ranks.
 
-    vLLM pads the vocabulary and repeats KV heads; all else must divide over the tensor-parallel ranks, experts
-    over the data-parallel ones too, and no part may cut a quantized block. This holds for the draft as well.
+    vLLM pads the vocabulary and repeats KV heads; all else must divide over the tensor-parallel
+    ranks, experts over the data-parallel ones too, and no part may cut a quantized block. This
+    holds for the draft as well.
     Instead: a size that the help names.
     Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
-    Source: vllm/model_executor/layers/quantization/utils/fp8_utils.py, `is not divisible by weight quantization`
     """
     target = ctx.profile.target
     ranks = Ranks(
@@ -67,7 +67,9 @@ def indivisible_size(ctx: Context) -> Hits:
                 problems[0].problem,
                 notes=tuple(share.problem for share in problems[1:]),
                 related=related,
-                help=_remedy(ctx, list(models.values()), ranks, whole_experts=len(problems) == 1 and by_data),
+                help=_remedy(
+                    ctx, list(models.values()), ranks, whole_experts=len(problems) == 1 and by_data
+                ),
             )
 
 
@@ -86,10 +88,18 @@ def _shares(ctx: Context, config: Config, ranks: Ranks) -> list[Share]:
     )
 
 
-def _remedy(ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts: bool) -> str | None:
-    """The nearest tensor-parallel sizes at which target and drafts work, on the GPUs that are known of."""
+def _remedy(
+    ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts: bool
+) -> str | None:
+    """The nearest tensor-parallel sizes at which target and drafts work, on the known GPUs."""
     machine, hardware = ctx.machine, ctx.profile.hardware
-    known = machine.count * machine.nodes if machine else hardware.count * hardware.nodes if hardware else 0
+    known = (
+        machine.count * machine.nodes
+        if machine
+        else hardware.count * hardware.nodes
+        if hardware
+        else 0
+    )
     rest = ctx.profile.target.pipeline_parallel_size * ranks.data * ranks.prefill_context
 
     def works(size: int) -> bool:
@@ -106,10 +116,10 @@ def _remedy(ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts:
 def failing_combination(variant: Variant) -> Hits:
     """vLLM starts with this combination, and then fails, hangs or does something else.
 
-    One table has such combinations with parallelism, loaders, caches and runners, by vLLM version from 0.19
-    on, each with its thread or the line of vLLM that shows it (vllm/features.json).
+    One table has such combinations with parallelism, loaders, caches and runners, by vLLM version
+    from 0.19 on, each with its thread or the line of vLLM that shows it (vllm/features.json).
     Instead: what the help of the row says.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on`
     """
     ctx, newest = variant.ctx, known_versions()[-1]
     value, judged, past = _values(variant), _minors(ctx), list[Hit]()
@@ -174,7 +184,9 @@ def _values(variant: Variant) -> Callable[[str], Any]:
         named = str(ctx.engine.get("kv_cache_dtype") or "auto")
         quantization = section(target or {}, "quantization_config")
         is_own = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
-        is_small = named.startswith(("fp8", "nvfp4", "int8", "int4")) or (named == "auto" and is_own)
+        is_small = named.startswith(("fp8", "nvfp4", "int8", "int4")) or (
+            named == "auto" and is_own
+        )
         return "8 bits" if is_small else ""
 
     def gpu() -> int | None:

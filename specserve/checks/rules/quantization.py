@@ -10,21 +10,22 @@ from specserve.checks.rules.heads import is_further, own_layers
 from specserve.models.facts import ModelFacts
 
 _LEAST_CAPABILITY = {
-    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
-    "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
-    "moe_wna16": 70, "bitsandbytes": 70,
+    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75,
+    "modelopt": 80, "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100,
+    "compressed-tensors": 70, "quark": 70, "moe_wna16": 70, "bitsandbytes": 70,
 }  # fmt: skip
-"""The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
+"""The least of `get_min_capability` over vLLM 0.31 to 0.33 (layers/quantization)."""
 
 
 @variant_rule("SD234", ERROR, needs="models")
 def unquantized_mtp(variant: Variant) -> Hits:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantized that the checkpoint's own list does not exclude: the start fails after
-    the target is loaded, or no draft is accepted (vllm-project/vllm#53387, vllm-project/vllm#52649).
+    vLLM builds every layer quantized that the checkpoint's own list does not exclude: the start
+    fails after the target is loaded, or no draft is accepted (vllm-project/vllm#53387,
+    vllm-project/vllm#52649).
     Instead: a checkpoint that lists these layers there, or one that quantized them.
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py,`
     """
     config, facts = own_layers(variant) or ({}, None)
     if facts is not None and (found := _plain_layer(facts, config)):
@@ -34,7 +35,7 @@ def unquantized_mtp(variant: Variant) -> Hits:
 
 
 def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
-    """A projection of a further layer with plain weights in a packed checkpoint, and the key that does not list it."""
+    """A plain projection of a further layer in a packed checkpoint, and the key that omits it."""
     quantization, depth = section(config, "quantization_config"), layers(config)
     key = _list_of_plain(quantization)
     ignored = quantization.get(key) or [] if key else None
@@ -49,7 +50,7 @@ def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
 
 
 def _list_of_plain(quantization: Config) -> str | None:
-    """The key under which a checkpoint packed to four bits lists what it left plain; None for other checkpoints."""
+    """The key under which a checkpoint packed to four bits lists what it left plain, else None."""
     method = str(quantization.get("quant_method")).replace("_", "-")
     if method == "compressed-tensors":
         return "ignore" if quantization.get("format") == "pack-quantized" else None
@@ -63,7 +64,9 @@ def _list_of_plain(quantization: Config) -> str | None:
 
 def _could_name(entry: str, module: str) -> bool:
     """Whether an entry names this module, or any that could: a pattern counts as it is."""
-    return entry.startswith("re:") or "mtp" in entry or module in entry or entry.strip("*.") in module
+    return (
+        entry.startswith("re:") or "mtp" in entry or module in entry or entry.strip("*.") in module
+    )
 
 
 @rule("SD311", ERROR, needs="hardware")
@@ -78,7 +81,9 @@ def unsupported_quantization(ctx: Context) -> Hits:
     assert ctx.machine is not None
     kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
     major, minor = kind.compute_capability or (10, 0)
-    own = section(ctx.target.config if ctx.target else {}, "quantization_config").get("quant_method")
+    own = section(ctx.target.config if ctx.target else {}, "quantization_config").get(
+        "quant_method"
+    )
     method = (asked or (own if isinstance(own, str) else "")).lower()
     least = _LEAST_CAPABILITY.get(method, 0)
     if 10 * major + minor < least:
@@ -86,5 +91,7 @@ def unsupported_quantization(ctx: Context) -> Hits:
         help_ = "use a checkpoint without this quantization, or another GPU"
         yield Hit("target.quantization" if asked else "target.model", text, help=help_)
     if ctx.profile.target.dtype == "bfloat16" and (major, minor) < (8, 0):
-        text = f"{kind.name} has no bfloat16: its compute capability is {major}.{minor}; 8.0 is needed"
+        text = (
+            f"{kind.name} has no bfloat16: its compute capability is {major}.{minor}; 8.0 is needed"
+        )
         yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")

@@ -1,4 +1,4 @@
-"""SD111, SD113, SD270: code that comes with a model, what pins it, and the lock beside a profile."""
+"""SD111, SD113, SD270: code that comes with a model, what pins it, and the lock of a profile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from specserve.vllm.speculation import OWN_LAYERS
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _CODE_ENV = (
-    "LD_PRELOAD",
-    "LD_AUDIT",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VLLM_PLUGINS",
-    "VLLM_NCCL_SO_PATH",
-)
+    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_PLUGINS", "VLLM_NCCL_SO_PATH",
+)  # fmt: skip
 _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 _SHOWN = 4
 
@@ -30,8 +25,8 @@ _SHOWN = 4
 def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
-    Classes, processors, plug-ins and connectors run with the server's rights; with `trust_remote_code` so
-    does the repository's code on the day of the download, which whoever can push to it may change.
+    Classes, processors, plug-ins and connectors run with the server's rights; `trust_remote_code`
+    does so with the repository's code of the day, which whoever can push to it may change.
     Instead: read that code and pin it (`revision`, or `specserve lock`); a comment records it.
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
@@ -46,10 +41,10 @@ def remote_code(ctx: Context) -> Hits:
             text = f"the draft is a custom class, which the server imports: {_words(variant.model)}"
             found[variant.at("model" if variant.model else "method")] = text
     for name in _CODE_ENV:
-        if profile.env.get(name):
-            found[f"env.{name}"] = f"`{name}` makes the server load code: {_words(profile.env[name])}"
+        if value := profile.env.get(name):
+            found[f"env.{name}"] = f"`{name}` makes the server load code: {_words(value)}"
+    help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
     for path, text in found.items():
-        help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
         yield Hit(path, text, help=help_)
     if engine.get("trust_remote_code") is True:
         draft = " and with its draft" if any(variant.model for variant in ctx.variants) else ""
@@ -86,53 +81,44 @@ def _words(value: Any) -> str:
 
 def _unpinned_code(ctx: Context) -> Hits:
     """Models whose code is trusted, and taken at a branch or a tag, which can be moved."""
-    moving = {
-        (model, revision): section
-        for model, revision, section in models(ctx)
-        if revision is None or not re.fullmatch("[0-9a-f]{7,40}", revision)
-    }
-    if not moving or locked(ctx):
-        return
-    ((model, revision), section), *others = moving.items()
-    which = f"is taken at `{revision}`, which can move" if revision else "is not pinned to a commit"
-    more = f"; the same holds for {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
-    has_code = ctx.target is not None and (  # transformers names a model's own code in `auto_map`
-        "auto_map" in ctx.target.config or any(name.endswith(".py") for name in ctx.target.files)
+    target = ctx.target
+    has_code = target is not None and (  # transformers names a model's own code in `auto_map`
+        "auto_map" in target.config or any(name.endswith(".py") for name in target.files)
     )
-    quiet = {name for name, _ in moving} == {ctx.profile.target.model} and not has_code
-    yield Hit(
-        f"{section}.revision" if revision else f"{section}.model",
-        f"the server {'would' if quiet else 'will'} run code of `{model}`, which {which}{more}",
-        related={f"{place}.model": "not pinned to a commit either" for _, place in others},
-        help=f"read the code, and set `{section}.revision` to its commit, or run `specserve lock`",
-        severity=INFO if quiet else None,
-    )
+    for model, revision, section in models(ctx) if not locked(ctx) else ():
+        if revision and re.fullmatch("[0-9a-f]{7,40}", revision):
+            continue
+        which = f"is taken at `{revision}`, which can move" if revision else "is not pinned"
+        is_quiet = section == "target" and not has_code
+        yield Hit(
+            f"{section}.revision" if revision else f"{section}.model",
+            f"the server {'would' if is_quiet else 'will'} run code of `{model}`, which {which}",
+            help=f"read it, and set `{section}.revision` to its commit, or run `specserve lock`",
+            severity=INFO if is_quiet else None,
+        )
 
 
 @rule("SD113", INFO)
 def unpinned_revision(ctx: Context) -> Hits:
-    """A model of the Hub, or its own prediction layers, are taken as they are on the day of the start.
+    """A model of the Hub, or its prediction layers, are taken as they are on the day of the start.
 
-    After a restart the server may serve something else than what was measured. vLLM loads `mtp` layers of
-    the target at the revision of the block: where only the target is pinned, this is a warning.
+    After a restart the server may serve something else than what was measured. vLLM loads `mtp`
+    layers of the target at the revision of the block: where only the target is pinned, this is a
+    warning.
     Instead: write the commit as `revision`, or run `specserve lock`, which records all commits.
-    Source: vllm/config/model.py, `If unspecified, will use`
     Source: vllm/config/speculative.py, `revision=self.revision,`
     """
     if locked(ctx):
         return
     for variant in ctx.variants:
         yield from _split_revision(variant)
-    floating = {model: section for model, revision, section in models(ctx) if revision in (None, "main")}
+    floating = {name: section for name, at, section in models(ctx) if at in (None, "main")}
     if floating and ctx.engine.get("trust_remote_code") is not True:  # else SD111 says more
         (model, section), *others = floating.items()
         more = f" (nor {', '.join(f'`{other}`' for other, _ in others)})" if others else ""
-        yield Hit(
-            f"{section}.model",
-            f"`{model}` is not pinned to a commit{more}",
-            related={f"{place}.model": "not pinned either" for _, place in others},
-            help="run `specserve lock` to record the commits, or set `revision` by hand",
-        )
+        text = f"`{model}` is not pinned to a commit{more}"
+        help_ = "run `specserve lock` to record the commits, or set `revision` by hand"
+        yield Hit(f"{section}.model", text, help=help_)
 
 
 def _split_revision(variant: Variant) -> Hits:
@@ -162,10 +148,7 @@ def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this reads like an id of the Hub; a path has a leading `.`, `/` or `~`, or more parts, or is there.
-
-    Like vLLM, which takes what exists under that name for a path.
-    """
+    """Whether this reads like an id of the Hub, and is no path that is there, as vLLM sees it."""
     looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model)
     return bool(looks_so) and not os.path.exists(model)  # noqa: PTH110 - any length
 
@@ -180,8 +163,9 @@ def locked(ctx: Context) -> bool:
 def stale_lock(ctx: Context) -> Hits:
     """The lock beside the profile cannot be read, or is not of what would be served.
 
-    A start takes the revisions of the lock: without a readable one it stops. A model that the lock does not
-    name, or whose files have changed, is a warning; a branch of the Hub that has moved since is an info.
+    A start takes the revisions of the lock: without a readable one it stops. A model that is not in
+    it, or whose files have changed, is a warning; a branch of the Hub that has moved since is an
+    info.
     Instead: run `specserve lock` again, after a look at what has changed.
     Source: specserve, models/lock.py
     """
@@ -195,15 +179,10 @@ def stale_lock(ctx: Context) -> Hits:
         text = f"`{drift.model}` is not in the lock"
         if drift.kind == "changed":
             more = (f"and {len(detail) - _SHOWN} more",) if len(detail) > _SHOWN else ()
-            text, notes = (
-                f"`{drift.model}` has changed since it was locked",
-                (*detail[:_SHOWN], *more),
-            )
-            help_ = "`specserve lock` records it as it is now"
+            text = f"`{drift.model}` has changed since it was locked"
+            notes, help_ = (*detail[:_SHOWN], *more), "`specserve lock` records it as it is now"
         elif drift.kind == "moved":
-            text, severity = (
-                f"`{drift.model}` has moved on the Hub: it is at {detail[0][:12]} now",
-                INFO,
-            )
+            severity = INFO
+            text = f"`{drift.model}` has moved on the Hub: it is at {detail[0][:12]} now"
             help_ = "`specserve lock` takes the new commit; what is locked is served until then"
         yield Hit(drift.path, text, notes=notes, help=help_, severity=severity)

@@ -1,4 +1,4 @@
-"""SD106-SD108, SD146, SD148: the server around the engine: requests, variables, secrets, the open port."""
+"""SD106-SD108, SD146, SD148: the server around the engine: variables, secrets, the open port."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CLIENT_CERTIFICATE = 2  # ssl.CERT_REQUIRED
 
 
 def is_open(profile: Profile) -> bool:
-    """Whether the network reaches the server without a certificate of its own: no loopback, no Unix socket."""
+    """Whether the network reaches the server without a certificate of its own."""
     frontend = profile.frontend
-    # without a certificate of its own it speaks plain HTTP, and asks nobody for one (uvicorn, config.py `is_ssl`)
+    # without a certificate it speaks plain HTTP, and asks nobody for one (uvicorn, `is_ssl`)
     encrypted = bool(frontend.get("ssl_certfile") or frontend.get("ssl_keyfile"))
     certified = encrypted and bool(frontend.get("ssl_ca_certs"))
     certified = certified and frontend.get("ssl_cert_reqs") == _CLIENT_CERTIFICATE
@@ -61,7 +61,9 @@ def unknown_variable(ctx: Context) -> Hits:
         yield Hit(
             f"env.{name}",
             f"vLLM knows no variable `{name}`",
-            related={"engine.fail_on_environ_validation": "vLLM will refuse to start"} if strict else {},
+            related={"engine.fail_on_environ_validation": "vLLM will refuse to start"}
+            if strict
+            else {},
             help=_MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out"),
             at_key=True,
             severity=ERROR if strict else None,
@@ -72,8 +74,8 @@ def unknown_variable(ctx: Context) -> Hits:
 def secret_in_profile(ctx: Context) -> Hits:
     """A value that looks like a key, a token or a password.
 
-    Profiles are committed, printed and rendered: a secret in a profile is a leaked secret. It is known by its
-    shape, or by the name of its variable or key at any depth.
+    Profiles are committed, printed and rendered: a secret in a profile is a leaked secret. It is
+    known by its shape, or by the name of its variable or key at any depth.
     Instead: export it where the server starts; `server.api_key_env` names the server's own key.
     Source: specserve, profile/secrets.py
     """
@@ -87,9 +89,9 @@ def secret_in_profile(ctx: Context) -> Hits:
     }
     for path, name, text in _texts(sections, ""):
         if holds_a_secret(name, text):
-            help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
-            shown = path.removeprefix("env.")
-            yield Hit(path, f"`{shown}` looks like a secret", help=help_)
+            words = f"`{path.removeprefix('env.')}` looks like a secret"
+            help_ = "export it where the server starts; `server.api_key_env` names the server's own"
+            yield Hit(path, words, help=help_)
 
 
 def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
@@ -108,37 +110,33 @@ def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, st
 def open_bind(ctx: Context) -> Hits:
     """The server listens on the network without a key, or with more open than the key guards.
 
-    vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an info)
-    stay open, and in developer mode (a warning) endpoints that reset and inspect the engine.
+    vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an
+    info) stay open, and in developer mode (a warning) endpoints that reset and inspect the engine.
     Instead: 127.0.0.1 behind a proxy, a Unix socket, or a certificate of each client.
-    Source: vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `path doesn't start with GUARDED_PREFIX`
-    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
+    Source: vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `path doesn't start with`
+    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if`
     """
     server = ctx.profile.server
     if not is_open(ctx.profile):
         return
     opened = {"VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine"}
     if server.api_key_env:
-        text = "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it"
-        related, help_ = (
-            {"server.host": "open to the network"},
-            "put a proxy in front that passes only /v1",
-        )
+        text = "the key guards /v1, /v2 and /inference, but /invocations answers prompts without it"
+        related = {"server.host": "open to the network"}
+        help_ = "put a proxy in front that passes only /v1"
         yield Hit("server.api_key_env", text, related=related, help=help_, severity=INFO)
     else:
         opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
         is_command = ctx.profile.file == COMMAND
         key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
         text = f"the server listens on `{server.host}` without an API key"
-        note = "a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open"
+        note = "a key guards /v1 and the like; /metrics, /health and /invocations stay open"
         help_ = f"{key}, or listen on 127.0.0.1 behind a proxy"
         yield Hit("server.host", text, notes=(note,), help=help_)
     for name, what in opened.items():
         if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
-            text, help_ = (
-                f"`{name}` opens {what} to the network",
-                "leave it out, or listen on 127.0.0.1",
-            )
+            text = f"`{name}` opens {what} to the network"
+            help_ = "leave it out, or listen on 127.0.0.1"
             related = {"server.host": "the server listens here"}
             yield Hit(f"env.{name}", text, related=related, help=help_, severity=WARNING)
 
@@ -147,15 +145,14 @@ def open_bind(ctx: Context) -> Hits:
 def hidden_acceptance(ctx: Context) -> Hits:
     """Speculation runs without the counters that show whether it helps.
 
-    With `disable_log_stats`, vLLM publishes no speculation counters: acceptance can fall to nothing unseen.
+    With `disable_log_stats`, vLLM publishes no speculation counters: acceptance can fall to nothing
+    unseen.
     Instead: leave `disable_log_stats` out.
     Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
     """
     if ctx.engine.get("disable_log_stats") is True and ctx.variants:
-        text, help_ = (
-            "the server will not report how many draft tokens are accepted",
-            "leave `disable_log_stats` out",
-        )
+        text = "the server will not report how many draft tokens are accepted"
+        help_ = "leave `disable_log_stats` out"
         yield Hit("engine.disable_log_stats", text, related=_speculates(ctx), help=help_)
 
 
@@ -163,8 +160,8 @@ def hidden_acceptance(ctx: Context) -> Hits:
 def default_min_p(ctx: Context) -> Hits:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    The server starts, but answers 400 to every request that does not set `min_p: 0`. The value stands in
-    the profile, or in the model's own generation_config.json.
+    The server starts, but answers 400 to every request that does not set `min_p: 0`. The value
+    stands in the profile, or in the model's own generation_config.json.
     Instead: `override_generation_config: {min_p: 0.0}`, and `top_p` for the same purpose.
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
@@ -181,5 +178,5 @@ def default_min_p(ctx: Context) -> Hits:
             f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
             label=label,
             related=_speculates(ctx, f"`{ctx.variants[0].method}` speculates"),
-            help="write `engine: {override_generation_config: {min_p: 0.0}}`, and use `top_p` for the same purpose",
+            help="write `engine: {override_generation_config: {min_p: 0.0}}`, and use `top_p`",
         )

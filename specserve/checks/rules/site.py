@@ -1,4 +1,4 @@
-"""SD4xx and SD5xx: vLLM versions, what a launch meets on this machine, and what vLLM's own code says of it."""
+"""SD4xx, SD5xx: vLLM versions, what a launch meets on this machine, what vLLM's code says of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
 
 SMALL_SHM_BYTES = 2**30
-"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it unless it is started with more."""
+"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it by default."""
 QUEUE_BYTES = 10 * 24 * 2**20
-"""The largest message queue of a launch with several processes, which vLLM refuses if it exceeds what is free.
+"""The largest message queue of a launch, which vLLM refuses if it exceeds what is free.
 
-(vllm/distributed/device_communicators/shm_broadcast.py, check_shm_free_space and MessageQueue, 0.32 and 0.33)
+(vllm/distributed/device_communicators/shm_broadcast.py, `check_shm_free_space` and `MessageQueue`)
 """
 
 
@@ -27,8 +27,8 @@ QUEUE_BYTES = 10 * 24 * 2**20
 def unknown_vllm(ctx: Context) -> Hits:
     """The profile's `vllm` range contains no version that this specserve knows.
 
-    specserve does not know the arguments of such a version, so it can neither judge the profile nor plan its
-    launch. A range of newer versions is judged by the newest known one, and is an info.
+    specserve does not know the arguments of such a version, so it can neither judge the profile nor
+    plan its launch. A range of newer versions is judged by the newest known one, and is an info.
     Instead: a range with a version that the help names.
     Source: specserve, vllm/tables
     """
@@ -48,7 +48,8 @@ def unknown_vllm(ctx: Context) -> Hits:
 def taken_port(ctx: Context) -> Hits:
     """Another process listens on the port.
 
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. `up` looks again.
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. `up`
+    looks again.
     Instead: stop the process, or write another port; `port: 0` takes a free one.
     Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
     """
@@ -62,10 +63,10 @@ def taken_port(ctx: Context) -> Hits:
 def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    Ranks exchange messages and NCCL data through it, and a container has 64 MiB. Below 240 MiB, an error, vLLM
-    refuses its message queue; below 1 GiB, NCCL may hang or die with a bus error.
+    Ranks exchange messages and NCCL data through it, and a container has 64 MiB. Below 240 MiB, an
+    error, vLLM refuses its message queue; below 1 GiB, NCCL may hang or die with a bus error.
     Instead: `docker run --shm-size 8g`, or `--ipc host`.
-    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
+    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory`
     """
     assert ctx.host is not None and ctx.plan is not None
     target, size = ctx.profile.target, ctx.host.shm_bytes
@@ -88,19 +89,21 @@ def small_shared_memory(ctx: Context) -> Hits:
 def full_disk(ctx: Context) -> Hits:
     """The weights to download do not fit on the disk of the cache, or the cache cannot be written.
 
-    The download ends in the middle, after minutes or hours, and the disk is full for everything else as well.
-    Instead: `HF_HOME` on a larger disk that can be written, or a model that was downloaded beforehand.
+    The download ends in the middle, after minutes or hours, and the disk is full for everything
+    else as well.
+    Instead: `HF_HOME` on a larger disk that can be written, or a model that is downloaded already.
     Source: specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     for path, missing in _downloads(ctx) if cache else ():
         if cache and missing and not cache.is_writable:
-            text = f"`{cache.path}` cannot be written, and {gib(missing)} are still to be downloaded"
-            help_ = "set `HF_HOME` to a folder that can be written, or download the model beforehand"
+            text = f"{gib(missing)} must be downloaded, and `{cache.path}` cannot be written"
+            help_ = "set `HF_HOME` to a folder that can be written, or download it beforehand"
             yield Hit(path, text, help=help_)
         elif cache and missing > cache.free_bytes:
-            text = f"{gib(missing)} are still to be downloaded, and `{cache.path}` has {gib(cache.free_bytes)} free"
-            yield Hit(path, text, help="free some space, or set `HF_HOME` to a folder on a larger disk")
+            free = f"`{cache.path}` has {gib(cache.free_bytes)} free"
+            help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
+            yield Hit(path, f"{gib(missing)} must be downloaded, and {free}", help=help_)
 
 
 def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
@@ -116,8 +119,8 @@ def missing_bytes(facts: ModelFacts) -> int:
     """The weights of a model of the Hub that do not lie on this machine."""
     if facts.origin != "hub":
         return 0
-    weights: tuple[str, ...] = (".safetensors",)
-    if not any(name.endswith(weights) for name in facts.files):  # vLLM takes these alone, if there are any
+    weights: tuple[str, ...] = (".safetensors",)  # vLLM takes these alone, if there are any
+    if not any(name.endswith(weights) for name in facts.files):
         weights = (".bin", ".pt", ".gguf")
     files = (file for name, file in facts.files.items() if name.endswith(weights))
     return sum(file.size_bytes or 0 for file in files if file.path is None)
@@ -132,14 +135,16 @@ _LONGEST = 300
 def refused_by_vllm(ctx: Context) -> Hits:
     """vLLM's own code refuses the launch.
 
-    vLLM raises the error while it computes its configuration, builds the models, plans the KV cache or reads the
-    tensors; the message quotes it, and a note names the version and the machine.
+    vLLM raises the error while it computes its configuration, builds the models, plans the KV cache
+    or reads the tensors; the message quotes it, and a note names the version and the machine.
     Instead: what vLLM's message asks for.
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`
     """
     for judged in ctx.vllm:
         memory = ctx.memory.get(judged.path or "target")
-        is_too_large = judged.step == "KV cache" and memory is not None and memory.verdict == "does_not_fit"
+        is_too_large = (
+            judged.step == "KV cache" and memory is not None and memory.verdict == "does_not_fit"
+        )
         if judged.refused is None or is_too_large:
             continue
         at = f"{judged.at}, {judged.step}" if judged.step else judged.at
@@ -158,8 +163,8 @@ def _short(text: str) -> str:
 def changed_by_vllm(ctx: Context) -> Hits:
     """vLLM runs the launch with another value than the profile asks for.
 
-    The server starts, but serves something else than the profile says: a shorter context, other graph sizes,
-    another draft length.
+    The server starts, but serves something else than the profile says: a shorter context, other
+    graph sizes, another draft length.
     Instead: the value that vLLM runs, or the one that lets it run yours.
     Source: vllm/config/vllm.py, `def __post_init__(self):`
     """
@@ -181,7 +186,8 @@ def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
 def warned_by_vllm(ctx: Context) -> Hits:
     """vLLM warns about the launch.
 
-    In the log of a start, this warning is one of hundreds of lines. What vLLM says at every launch is left out.
+    In the log of a start, this warning is one of hundreds of lines. What vLLM says at every launch
+    is left out.
     Instead: what vLLM's message asks for, if it matters to you.
     Source: vllm/config/vllm.py, `logger.warning`
     """
@@ -192,7 +198,8 @@ def warned_by_vllm(ctx: Context) -> Hits:
             if not any(name in text for name in changed):
                 notes = [] if text in usual or judged.without is None else ["only with speculation"]
                 notes.append(f"basis: {judged.basis}")
-                yield Hit(_place(ctx, judged, text), f"vLLM warns: {_short(text)}", notes=tuple(notes))
+                place = _place(ctx, judged, text)
+                yield Hit(place, f"vLLM warns: {_short(text)}", notes=tuple(notes))
 
 
 def _place(ctx: Context, judged: VllmVerdict, text: str, *, loc: Iterable[str] = ()) -> str:
@@ -211,8 +218,6 @@ def _written(ctx: Context, judged: VllmVerdict, argument: str) -> str | None:
     key = argument.rpartition(".")[2]
     places = [f"{judged.path}.{key}"] if judged.path else []
     if not argument.startswith("speculative_config."):
-        places = [
-            *(f"{section}.{key}" for section in ("target", "engine", "frontend", "server")),
-            *places,
-        ]
+        sections = ("target", "engine", "frontend", "server")
+        places = [*(f"{section}.{key}" for section in sections), *places]
     return next((place for place in places if place in ctx.profile.spans), None)

@@ -1,4 +1,4 @@
-"""SD007, SD104, SD109, SD116, SD127, SD139, SD167: how much is drafted, by what, and how it is verified."""
+"""SD007, SD104, SD109, SD116, SD127, SD139, SD167: how much is drafted, by what, how verified."""
 
 from __future__ import annotations
 
@@ -16,33 +16,29 @@ _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_emb
 
 @variant_rule("SD007", ERROR, needs="models", in_lint=True)
 def missing_key(variant: Variant) -> Hits:
-    """Speculation is asked for without a number of draft tokens, and the head's config.json has none."""
-    needs, head = f"`{variant.method}` needs `num_speculative_tokens`", variant.draft
+    """Neither the block nor its head's config.json says how many tokens are drafted."""
+    text, head = f"`{variant.method}` needs `num_speculative_tokens`", variant.draft
     if variant.k is not None:
         return
     if variant.method == "mtp" or (variant.method == "dspark" and variant.model is None):
-        unless = "" if variant.method == "mtp" else " if it has no `model` of its own"
-        yield variant.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
-    elif variant.method in ("eagle", "eagle3", "dflash") and variant.model:
+        yield variant.hit("method", text, help="for `mtp`, 1 is a good value to start with")
+    elif variant.method in ("eagle", "eagle3", "dflash"):
+        if head is None:
+            text += ", unless the config.json of its head has `n_predict`"
         if head is None or "n_predict" not in head.config:
-            why = (
-                ", which its head does not give"
-                if head
-                else ", unless the config.json of its head has `n_predict`"
-            )
-            severity, help_ = None if head else WARNING, "most heads are used with 3"
-            yield variant.hit("method", needs + why, help=help_, severity=severity)
+            severity = None if head else WARNING
+            yield variant.hit("method", text, help="most heads are used with 3", severity=severity)
 
 
 @variant_rule("SD104", ERROR)
 def split_draft(variant: Variant) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
-    vLLM accepts only 1 and the target's size. With 1, the V1 runner fails after loading a `draft_model`;
-    the V2 runner (a warning) and heads (an info) ignore it (vllm-project/vllm#31886).
+    vLLM accepts only 1 and the target's size. With 1, the V1 runner fails after it has loaded a
+    `draft_model`; the V2 runner (a warning) and heads (an info) ignore it
+    (vllm-project/vllm#31886).
     Instead: leave `draft_tensor_parallel_size` out.
     Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
-    Source: vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
     """
     place = "draft_tensor_parallel_size"
     size, draft = variant.ctx.profile.target.tensor_parallel_size, variant.get(place)
@@ -51,10 +47,8 @@ def split_draft(variant: Variant) -> Hits:
         return
     if draft == 1 and variant.method != "draft_model":
         if variant.method in ("eagle", "eagle3", "mtp", "dflash"):
-            text, help_ = (
-                f"`{variant.method}` runs on the target's {size} ranks in any case",
-                f"leave `{place}` out",
-            )
+            text = f"`{variant.method}` runs on the target's {size} ranks in any case"
+            help_ = f"leave `{place}` out"
             yield variant.hit(place, text, related=related, help=help_, severity=INFO)
         return
     is_dropped = draft == 1 and _runs_on_v2(variant)
@@ -78,8 +72,8 @@ def _runs_on_v2(variant: Variant) -> bool:
 def too_many_speculative_tokens(variant: Variant) -> Hits:
     """More tokens are drafted per step than the server or the head can use.
 
-    Above 128 the V1 runner asserts at the first request, and the server dies; the V2 runner verifies them
-    all in vain. An `eagle` head of more than twice the tokens that it was published for is a warning.
+    Above 128 the V1 runner asserts at the first request, and the server dies; the V2 runner
+    verifies them all in vain. More than twice what an `eagle` head was published for is a warning.
     Instead: 3 to 8, or up to 32 for `ngram` and `suffix`; `specserve tune` finds the fastest.
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
@@ -92,20 +86,19 @@ def too_many_speculative_tokens(variant: Variant) -> Hits:
         help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
         yield variant.hit("num_speculative_tokens", text, help=help_, severity=severity)
     elif variant.method in ("eagle", "eagle3"):
-        trained, help_ = (
-            _trained_tokens(variant),
-            "measure several K (`specserve tune`), and use the fastest",
-        )
-        if trained is not None and variant.k > 2 * trained:
-            text = f"the head was published for {trained} draft token{'s' * (trained > 1)}; found {variant.k}"
+        trained, k = _trained_tokens(variant), variant.k
+        help_ = "measure several K (`specserve tune`), and use the fastest"
+        if trained is not None and k > 2 * trained:
+            tokens = f"{trained} draft token{'s' * (trained > 1)}"
+            text = f"the head was published for {tokens}; found {k}"
             yield variant.hit("num_speculative_tokens", text, help=help_, severity=WARNING)
-        elif trained is None and variant.k > _FEW_TOKENS:
-            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {variant.k}"
+        elif trained is None and k > _FEW_TOKENS:
+            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {k}"
             yield variant.hit("num_speculative_tokens", text, help=help_, severity=INFO)
 
 
 def _trained_tokens(variant: Variant) -> int | None:
-    """The most draft tokens that a source says of a head: the catalogue, or its config.json if it was read."""
+    """The most draft tokens that the catalogue says of a head, or its config.json if read."""
     from specserve.models.drafts import heads_named
 
     rows, config = heads_named(variant.model or ""), variant.draft.config if variant.draft else {}
@@ -113,7 +106,8 @@ def _trained_tokens(variant: Variant) -> int | None:
     first = methods[0] if isinstance(methods, list) and methods else None
     own = whole(first, "speculative_tokens") if isinstance(first, Mapping) else None
     said = [own, whole(config, "n_predict", "num_lookahead_tokens")]
-    said += [k for row in rows for k in (row.num_speculative_tokens, *(each.k for each in row.reported))]
+    for row in rows:
+        said += [row.num_speculative_tokens, *(each.k for each in row.reported)]
     return max((k for k in said if k), default=None)
 
 
@@ -121,8 +115,8 @@ def _trained_tokens(variant: Variant) -> int | None:
 def surprising_ngram_window(variant: Variant) -> Hits:
     """The n-gram window has only one size, or none.
 
-    If a bound is missing, vLLM sets it to the other; if both are missing, both are 5. Then only matches of
-    exactly that length count. A shortest n-gram above the longest is refused.
+    If a bound is missing, vLLM sets it to the other; if both are missing, both are 5. Then only
+    matches of exactly that length count. A shortest n-gram above the longest is refused.
     Instead: both bounds, such as `prompt_lookup_min: 2` and `prompt_lookup_max: 4`.
     Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
     """
@@ -139,7 +133,6 @@ def surprising_ngram_window(variant: Variant) -> Hits:
         yield variant.hit(
             "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
             f"only matches of exactly {size} tokens will be looked up",
-            notes=("if one bound is missing, vLLM sets it to the other; if both are missing, both are 5",),
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
         )
 
@@ -148,22 +141,20 @@ def surprising_ngram_window(variant: Variant) -> Hits:
 def synthetic_acceptance(variant: Variant) -> Hits:
     """Drafts are accepted whether the target agrees or not.
 
-    `synthetic` accepts them at a rate that the profile sets: the text is made up. `fly`, a warning, also
-    accepts some that the target disagrees with, where it is unsure: the text is no longer its own.
+    `synthetic` accepts them at a rate that the profile sets: the text is made up. `fly`, a warning,
+    also accepts some that the target disagrees with, where it is unsure: the text is no longer its
+    own.
     Instead: leave `rejection_sample_method` out for lossless verification.
     Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
-    Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
     method = variant.get("rejection_sample_method")
     if method == "synthetic":
         text = "`synthetic` accepts drafts at a fixed rate: the server's text is made up"
-        help_ = "leave it out, or write `# specserve: ignore[SD127] reason` if this is a test of the engine"
+        help_ = "leave it out, or write `# specserve: ignore[SD127] reason` if it tests the engine"
         yield variant.hit("rejection_sample_method", text, help=help_)
     elif method == "fly":
-        text, help_ = (
-            "`fly` is lossy: the text is no longer the target's own",
-            "leave it out for lossless verification",
-        )
+        text = "`fly` is lossy: the text is no longer the target's own"
+        help_ = "leave it out for lossless verification"
         yield variant.hit("rejection_sample_method", text, help=help_, severity=WARNING)
 
 
@@ -171,31 +162,34 @@ def synthetic_acceptance(variant: Variant) -> Hits:
 def unadapted_draft(variant: Variant) -> Hits:
     """Adapters change the target, but not the draft.
 
-    vLLM applies LoRA adapters to the target only: the output stays right, but the draft predicts what the
-    base model would write, and acceptance falls for each adapter that differs much from it.
+    vLLM applies LoRA adapters to the target only: the output stays right, but the draft predicts
+    what the base model would write, and acceptance falls for each adapter that differs much from
+    it.
     Instead: `ngram` or `suffix`, which draft from the text itself.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use`
     """
     without = (*_NGRAM, "suffix", "custom_class")
     if variant.ctx.engine.get("enable_lora") is True and variant.method not in without:
         text = f"adapters are not applied to the drafts of `{variant.method}`"
-        help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`, which draft from the text itself"
-        yield variant.hit("method", text, related={"engine.enable_lora": "adapters are served"}, help=help_)
+        help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`"
+        related = {"engine.enable_lora": "adapters are served"}
+        yield variant.hit("method", text, related=related, help=help_)
 
 
 @variant_rule("SD167", WARNING)
 def unshared_overrides(variant: Variant) -> Hits:
-    """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
+    """Overrides of positions (RoPE) hold for the target, but not for its prediction layers.
 
-    `mtp` layers then compute other positions than the target, which rejects what they draft in requests
-    that are longer than the context in config.json (vllm-project/vllm#58080).
+    `mtp` layers then compute other positions than the target, which rejects what they draft in
+    requests that are longer than the context in config.json (vllm-project/vllm#58080).
     Instead: change config.json in a copy of the checkpoint.
-    Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
+    Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not`
     """
     overrides = section(variant.ctx.engine, "hf_overrides")
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]
-    if found and variant.method == "mtp" and variant.model in (None, variant.ctx.profile.target.model):
+    is_own = variant.model in (None, variant.ctx.profile.target.model)
+    if found and variant.method == "mtp" and is_own:
         text = f"`hf_overrides` changes `{found[0]}` for the target, but not for its `mtp` layers"
         related = {variant.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"

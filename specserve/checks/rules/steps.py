@@ -1,4 +1,4 @@
-"""SD138, SD164: the tokens of one step, the requests that share them, what drafting adds; CUDA graphs."""
+"""SD138, SD164: the tokens of one step, and the requests that share them; CUDA graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from specserve.vllm.limits import LEAST_SEQUENCES, batch_defaults, capture_sizes
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LARGEST = "max_cudagraph_capture_size"
-_FROM_TEXT = ("ngram", "ngram_gpu", "suffix", "custom_class")
 _USUAL = 8192
 """Below it, vLLM warns that a step is small for speculation."""
 
@@ -51,39 +50,29 @@ def _beside(variant: Variant, requests: int) -> dict[str, str]:
 def small_steps(variant: Variant) -> Hits:
     """A step has no room for the draft tokens of every request.
 
-    A decode step has K + 1 tokens of each of `max_num_seqs` requests: what exceeds `max_num_batched_tokens`
-    waits. vLLM refuses it with LoRA, or where nothing is left beside one draft, and warns below 8192.
+    A decode step has K + 1 tokens of each of `max_num_seqs` requests: what exceeds
+    `max_num_batched_tokens` waits. With LoRA vLLM refuses it (an error); it warns below 8192.
     Instead: `max_num_batched_tokens: 8192`, or fewer requests.
-    Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
-    Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
+    Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a`
     """
     ctx, k = variant.ctx, variant.k
     budget, requests = ctx.count("max_num_batched_tokens"), ctx.count("max_num_seqs")
     if k is None:
         return
     if budget is None:
+        help_ = f"write `max_num_batched_tokens: {_USUAL}`"
         if text := _default_step(variant):
-            yield variant.hit(
-                "num_speculative_tokens",
-                text,
-                help="write `max_num_batched_tokens: 8192`",
-                severity=INFO,
-            )
+            yield variant.hit("num_speculative_tokens", text, help=help_, severity=INFO)
         return
-    has_lora = ctx.engine.get("enable_lora") is True
-    if requests is None and ctx.on_gpu:
-        requests = min(LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
-    needed = (requests or 1) * (k + 1)
-    help_ = f"write `max_num_batched_tokens: {max(needed, _USUAL)}`, or lower one of the other two values"
+    if requests is None:  # vLLM's default on a GPU is never above the tokens of a step
+        requests = min(LEAST_SEQUENCES, budget) if ctx.on_gpu else 1
+    needed = requests * (k + 1)
     if budget < needed:
-        text = (
-            f"{requests or 1} requests need {needed} tokens in a decode step with drafts; a step has {budget}"
-        )
-        is_refused = (
-            has_lora or budget < (requests or 1) or (budget <= k and variant.method not in _FROM_TEXT)
-        )
+        is_refused = budget < requests or ctx.engine.get("enable_lora") is True
+        text = f"a decode step of {requests} requests needs {needed} tokens; a step has {budget}"
+        help_ = f"write `max_num_batched_tokens: {max(needed, _USUAL)}`, or lower one of the others"
         severity = ERROR if is_refused else WARNING
-        yield Hit(TOKENS, text, related=_beside(variant, requests or 1), help=help_, severity=severity)
+        yield Hit(TOKENS, text, related=_beside(variant, requests), help=help_, severity=severity)
     elif budget < _USUAL and not ctx.on_cpu and variant.path == "speculation":
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below {_USUAL}"
         help_ = f"write `max_num_batched_tokens: {_USUAL}`, if the memory allows it"
@@ -91,7 +80,7 @@ def small_steps(variant: Variant) -> Hits:
 
 
 def _default_step(variant: Variant) -> str | None:
-    """What is wrong with the step that vLLM takes by itself, if the drafts of all requests overfill it."""
+    """What is wrong with the step that vLLM takes by itself, if all drafts overfill it."""
     kind, version = _gpu_kind(variant.ctx), variant.ctx.judged[-1]
     if kind is None or kind.vendor != "nvidia":
         return None
@@ -112,19 +101,16 @@ def _default_step(variant: Variant) -> str | None:
 def uncaptured_decode(variant: Variant) -> Hits:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
-    A step with drafts has K + 1 tokens of each request, and beyond the largest graph it runs without one,
-    slower and unsaid. vLLM rounds the largest size down to one of its own (vllm-project/vllm#54933).
+    A step with drafts has K + 1 tokens of each request, and beyond the largest graph it runs
+    without one, slower and unsaid. vLLM rounds the largest size down to one of its own
+    (vllm-project/vllm#54933).
     Instead: leave it out, or `max_num_seqs` times K + 1.
     Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
     path, largest = _largest(variant.ctx.engine)
     requests = variant.ctx.count("max_num_seqs")
-    if (
-        largest is None
-        or requests is None
-        or not variant.k
-        or variant.ctx.engine.get("enforce_eager") is True
-    ):
+    is_eager = variant.ctx.engine.get("enforce_eager") is True
+    if largest is None or requests is None or not variant.k or is_eager:
         return
     captured = largest
     if path.endswith(_LARGEST):

@@ -1,21 +1,11 @@
-"""SD201-SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file of a model."""
+"""SD201, SD202: what the target's token ids mean to a draft model. Reads no file of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import (
-    ERROR,
-    INFO,
-    WARNING,
-    Context,
-    Hit,
-    Hits,
-    Variant,
-    rule,
-    variant_rule,
-)
+from specserve.checks.rule import ERROR, INFO, WARNING, Hit, Hits, Variant, variant_rule
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 
@@ -24,14 +14,15 @@ if TYPE_CHECKING:
     from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
 
 RARE, OFTEN = 0.001, 0.02
-"""Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
+"""Shares of a sample text: below the first a difference is an info, from the second on an error."""
 KEPT = 0.5
 """With less of its tokens within reach of the draft, most drafts end early."""
 KEY = "use_heterogeneous_vocab"
+_GREEDY = f"`{KEY}: true` with greedy drafts"
 
 
 def _compared(variant: Variant, *, mapped: bool = False) -> TokenizerComparison | None:
-    """The tokenizers of a draft model and its target; `mapped`: with `use_heterogeneous_vocab`, else without it."""
+    """The tokenizers of a draft model and its target, with `use_heterogeneous_vocab` or without."""
     is_wanted = variant.method == "draft_model" and (variant.get(KEY) is True) is mapped
     return variant.tokenizer if is_wanted else None
 
@@ -49,10 +40,10 @@ def _by_share(share: float | None) -> Severity:
 
 
 def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
-    """The published families of target and draft if they differ in kind or size; None if the files were compared."""
+    """The published families of target and draft if they differ and no files were compared."""
     found, profile, engine = variant.tokenizer, variant.ctx.profile, variant.ctx.engine
     model, tokenizer = profile.target.model, profile.target.tokenizer or profile.target.model
-    is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True and variant.model is not None
+    is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True
     is_overridden = _overrides_size(variant) or engine.get("hf_config_path") is not None
     if not is_wanted or is_overridden or (found and found.verdict != "not_checked"):
         return None
@@ -75,12 +66,12 @@ def _overrides_size(variant: Variant) -> bool:
     return "vocab_size" in str(variant.ctx.engine.get("hf_overrides"))
 
 
-def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFamily, note: str = "") -> Hit:
+def _of_families(
+    variant: Variant, target: TokenizerFamily, draft: TokenizerFamily, note: str = ""
+) -> Hit:
     """A hit that names both families, or only both sizes if they are of one family."""
-    text, sizes = (
-        "draft and target have vocabularies of different sizes",
-        [target.vocab_size, draft.vocab_size],
-    )
+    text = "draft and target have vocabularies of different sizes"
+    sizes = [target.vocab_size, draft.vocab_size]
     labels = [f"{size:,} entries" for size in sizes]
     if target.name != draft.name:
         text = f"draft and target have different tokenizers: {draft.name} and {target.name}"
@@ -92,7 +83,7 @@ def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFami
         label=labels[1],
         related={"target.model": labels[0]},
         notes=(*filter(None, (note,)), f"basis: published, {'; '.join(sources)}"),
-        help=f"take a draft of the target's family with {sizes[0]:,} entries, or `{KEY}: true` with greedy drafts",
+        help=f"take a draft of the target's family with {sizes[0]:,} entries, or {_GREEDY}",
     )
 
 
@@ -100,10 +91,11 @@ def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFami
 def unequal_vocabularies(variant: Variant) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
-    vLLM compares `vocab_size` of the two config.json files, even where all tokens are the same and only the
-    padding differs, as in Qwen2.5. With `use_heterogeneous_vocab`, few shared tokens are a warning.
+    vLLM compares `vocab_size` of the two config.json files, even where all tokens are the same and
+    only the padding differs, as in Qwen2.5. With `use_heterogeneous_vocab`, few shared tokens are a
+    warning.
     Instead: a draft of the target's family and size; `lint` knows published models by their names.
-    Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
+    Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary`
     """
     if clash := _clash(variant):
         target_family, draft_family = clash
@@ -112,12 +104,13 @@ def unequal_vocabularies(variant: Variant) -> Hits:
             yield _of_families(variant, target_family, draft_family, _refusal(target, draft))
         return
     if (mapped := _compared(variant, mapped=True)) and (mapped.overlap or 1) < KEPT:
+        share = f"the vocabularies share {mapped.shared_tokens or 0:,} tokens"
         yield variant.hit(
             "model",
-            f"the vocabularies share {mapped.shared_tokens or 0:,} tokens, and the draft can propose no others",
+            f"{share}, and the draft can propose no others",
             label=f"{mapped.overlap or 0:.0%} of its tokens are in the target's vocabulary",
             related={variant.at(KEY): "keeps the shared tokens only"},
-            help="use a draft that is closer to the target, or a method without a draft, such as `ngram`",
+            help="use a draft that is closer to the target, or a method such as `ngram`",
             severity=WARNING,
         )
     found = _compared(variant)
@@ -134,32 +127,33 @@ def unequal_vocabularies(variant: Variant) -> Hits:
 
 
 def _refusal(target: int | None, draft: int | None) -> str:
-    return (
-        "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
-        f"Target model vocab_size={target}. Draft model vocab_size={draft}."
+    words = (
+        "vLLM stops at its start with: Target and draft model should have the same vocabulary size."
     )
+    return f"{words} Target model vocab_size={target}. Draft model vocab_size={draft}."
 
 
 def _way_out(found: TokenizerComparison) -> str:
     """What to do about sizes that differ, by what the tokens are."""
     size = f"{found.target_vocab_size:,}"
     if found.verdict == "padding_only":
-        return f"take a draft of the same family with {size} entries, or `{KEY}: true` with greedy drafts"
+        return f"take a draft of the same family with {size} entries, or {_GREEDY}"
     if found.verdict in ("overlap", "special_tokens_differ"):
         kept = f"{found.kept_by_occurrence or 0:.0%} of a sample text"
-        return (
-            f"take a draft with the target's tokenizer; `{KEY}: true` would reach {kept}, drafting greedily"
-        )
-    return f"take a draft with the target's tokenizer and {size} entries, or a method without one, such as `ngram`"
+        return f"take a draft with the target's tokenizer; {_GREEDY} would reach {kept}"
+    return (
+        f"take a draft with the target's tokenizer and {size} entries, or a method such as `ngram`"
+    )
 
 
 @variant_rule("SD202", ERROR, needs="models", in_lint=True)
 def foreign_token_ids(variant: Variant) -> Hits:
     """The target's token ids mean other tokens to the draft.
 
-    vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and proposes
-    nonsense. Above 2 % of a text this is an error; marks of the chat template are a warning.
-    Instead: a draft that was trained with the target's tokenizer, of its kind (base, chat, reasoning).
+    vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and
+    proposes nonsense. Above 2 % of a text this is an error; marks of the chat template are a
+    warning.
+    Instead: a draft that was trained with the target's tokenizer, and of its kind (base, chat).
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
     if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
@@ -187,7 +181,7 @@ def foreign_token_ids(variant: Variant) -> Hits:
             label=_here(first),
             related=_there(first),
             notes=_template(found.template_ids),
-            help="use a draft of the target's family and kind (base, chat, reasoning), or measure this one",
+            help="use a draft of the target's family and kind (base, chat), or measure this one",
             severity=WARNING if found.template_ids else INFO,
         )
 
@@ -195,62 +189,8 @@ def foreign_token_ids(variant: Variant) -> Hits:
 def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
     pairs = [f"{item.id} {_shown(item.target)} ({_shown(item.draft)})" for item in differences]
     more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-    return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
-
-
-@rule("SD208", ERROR, needs="models")
-def foreign_tokenizer(ctx: Context) -> Hits:
-    """The tokenizer that the profile names does not match the target's token ids.
-
-    vLLM uses it without a check: the target reads other words than the user wrote, and its answer is decoded
-    to other words than it meant.
-    Instead: leave it out, the target ships a tokenizer.
-    Source: vllm/config/model.py, `self.tokenizer = self.model`
-    """
-    from specserve.plan.uses import tokenizer_use
-
-    found = ctx.tokenizer
-    if found is None or found.verdict in (
-        "identical",
-        "padding_only",
-        "not_checked",
-        "not_applicable",
-    ):
-        return
-    share = found.mismatch_by_occurrence
-    yield Hit(
-        tokenizer_use(ctx.profile).path,
-        f"{_ids(found.differing_ids)} the target than in this tokenizer{_often(share)}",
-        label=_there(found.first_difference)["target.model"],
-        related={"target.model": _here(found.first_difference)},
-        help="leave it out: the target ships a tokenizer",
-        severity=_by_share(share),
-    )
-
-
-@variant_rule("SD209", INFO, needs="models")
-def unchecked_tokenizers(variant: Variant) -> Hits:
-    """The tokenizers of draft and target could not be compared.
-
-    vLLM compares only their sizes, so it is not known whether the draft understands the target's token ids.
-    Instead: run `check` where both models can be read, or look at the acceptance rate of a start.
-    Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
-    """
-    found = _compared(variant)
-    if found and found.verdict == "not_checked" and not _clash(variant):
-        help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
-        if any(facts and facts.origin == "published" for facts in (variant.ctx.target, variant.draft)):
-            help_ = (
-                "run `check` on a machine that reaches the Hub; or run `specserve lock` there, and copy the lock "
-                "beside this profile"
-            )
-        yield variant.hit(
-            "model",
-            "the tokenizers of draft and target could not be compared",
-            related={"target.model": "its token ids go to the draft"},
-            notes=found.reasons,
-            help=help_,
-        )
+    text = f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}"
+    return (text,) if pairs else ()
 
 
 def _shown(token: str | None) -> str:
