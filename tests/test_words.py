@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ERRORS = re.compile(r"[A-Z]\w*(Error|Failed|Cached|Unreachable|Interrupted|NotFound|NoStart)|problem|Hit")
+ERRORS = re.compile(
+    r"[A-Z]\w*(Error|Failed|Cached|Unreachable|Interrupted|NotFound|NoStart)|problem|Violation"
+)
 NAMES = ("FlashInfer", "LoRA")
 CONDITIONS = re.compile(r"(?:^|[,;:] )where (?!the |other |it is|node )")
 

@@ -1,4 +1,4 @@
-"""What a rule is: a function that looks at a profile and yields hits. Its docstring is its manual page."""
+"""What a rule is: a function that looks at a profile and yields violations; its docstring is its page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 ERROR, WARNING, INFO = Severity
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
-"""What a rule looks at besides the profile: models = `target` and `drafts`, hardware = `machine` and `memory`,
-host = `plan` and `host`, vllm = `vllm`."""
+"""What of a `Context` a rule looks at: models = `target` and `drafts`, hardware = `machine` and
+`memory`, host = `plan` and `host`."""
 
 
-class Hit(NamedTuple):
+class Violation(NamedTuple):
     """One place where a rule applies; the runner adds code and severity."""
 
     path: str
@@ -52,18 +52,15 @@ class Hit(NamedTuple):
     policy: bool = False
     """Whether this one is policy although the rule is not."""
     versions: Sequence[str] | None = None
-    """The versions in which it is so, if it depends on them: the runner adds a note, and softens what is past."""
+    """The versions in which it is so, if it depends on them: the runner adds a note."""
 
 
-Hits = Iterator[Hit]
+Violations = Iterator[Violation]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
-
-    The rest is there for the rules that need it: the models, the machine with the memory, the launch here.
-    """
+    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first."""
 
     profile: Profile
     versions: tuple[str, ...]
@@ -85,9 +82,7 @@ class Context:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Each way to speculate, `speculation` first."""
-        own = (Variant(self, "speculation", self.profile.speculation),) if self.profile.speculation else ()
-        others = self.profile.alternatives.items()
-        return (*own, *(Variant(self, f"alternatives.{name}", block) for name, block in others))
+        return tuple(Variant(self, path, block) for path, block in self.profile.blocks.items())
 
     @property
     def engine(self) -> Mapping[str, Any]:
@@ -95,29 +90,26 @@ class Context:
         return self.profile.engine
 
     def count(self, argument: str) -> int | None:
-        """The number that an engine argument holds, such as `8192` or `8K`; None for anything else."""
+        """The number that an engine argument holds, such as `8192` or `8K`."""
         return count(self.profile.engine.get(argument))
 
     @cached_property
-    def judged(self) -> tuple[str, ...]:
-        """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
+    def target_versions(self) -> tuple[str, ...]:
+        """The known minors of the profile's range, oldest first, else the newest known one."""
         return self.versions or known_versions()[-1:]
 
-    def during(self, fact: Fact[Any]) -> list[str]:
-        """The judged versions for which a fact holds."""
-        return [version for version in self.judged if fact.at(version)]
+    def versions_with(self, fact: Fact[Any]) -> list[str]:
+        """The target versions for which a fact holds."""
+        return [version for version in self.target_versions if fact.at(version)]
 
-    def where(self, holds: Callable[..., bool], *arguments: object) -> list[str]:
-        """The judged versions whose registry of models says so: `holds` takes the registry first."""
-        return [version for version in self.judged if holds(registry(version), *arguments)]
+    def versions_whose_registry(self, holds: Callable[..., bool], *arguments: object) -> list[str]:
+        """The target versions whose registry of models says so: `holds` takes it first."""
+        return [version for version in self.target_versions if holds(registry(version), *arguments)]
 
-    def is_past(self, found: Sequence[str]) -> bool:
-        """Whether a profile names no versions, and the newest and the one that is about to run it are not found.
-
-        Nobody said that such a profile is for the older ones.
-        """
+    def only_in_older(self, found: Sequence[str]) -> bool:
+        """Whether nobody asked for the versions found: no range, not the newest, nor the one here."""
         own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
-        return self.profile.vllm is None and self.judged[-1] not in found and not own
+        return self.profile.vllm is None and self.target_versions[-1] not in found and not own
 
     @property
     def on_cpu(self) -> bool:
@@ -141,7 +133,7 @@ class Context:
 
     @property
     def runner_switch(self) -> bool | None:
-        """What the profile's environment says about the model runner; None if it says nothing that vLLM can read."""
+        """What the profile's environment says about the model runner, if vLLM can read it."""
         return env_switch(self.profile.env)
 
     @cached_property
@@ -161,8 +153,8 @@ class Context:
                 yield variant.at("model"), variant.config
 
     def length(self, config: Config | None) -> Length | None:
-        """The context that the newest judged version derives; None if config.json does not show it."""
-        return None if config is None else context_length(text_config(config), self.judged[-1])
+        """The context that the newest target version derives; None if config.json does not show it."""
+        return None if config is None else context_length(text_config(config), self.target_versions[-1])
 
     @cached_property
     def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
@@ -202,9 +194,9 @@ class Variant:
         """The dotted path of a key of the block."""
         return f"{self.path}.{key}"
 
-    def hit(self, key: str, message: str, **more: Any) -> Hit:
-        """A hit at a key of the block."""
-        return Hit(self.at(key), message, **more)
+    def violation(self, key: str, message: str, **more: Any) -> Violation:
+        """A violation at a key of the block."""
+        return Violation(self.at(key), message, **more)
 
     @property
     def draft(self) -> ModelFacts | None:
@@ -213,7 +205,7 @@ class Variant:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """The facts of what drafts: its own model, or the target, whose further layers `mtp` and `dspark` run."""
+        """The facts of what drafts: its own model, or the target with its further layers."""
         own_layers = self.model is None and self.method in ("mtp", "dspark")
         return self.ctx.target if own_layers else self.draft if self.model is not None else None
 
@@ -234,15 +226,20 @@ class Variant:
 
     @cached_property
     def runners(self) -> dict[str, RunnerChoice | None]:
-        """The model runner of each judged version, by the profile alone."""
-        return {version: choice(self.ctx.profile, self.block, version=version) for version in self.ctx.judged}
+        """The model runner of each target version, by the profile alone."""
+        return {
+            version: choice(self.ctx.profile, self.block, version=version)
+            for version in self.ctx.target_versions
+        }
 
-    def on(self, runner: Literal["V1", "V2"], *, by_target: bool = False) -> list[str]:
-        """The judged versions that serve it with this runner. `by_target`: the target's config.json may decide."""
+    def versions_on(self, runner: Literal["V1", "V2"], *, by_target: bool = False) -> list[str]:
+        """The target versions that serve it with this runner. `by_target`: its config.json counts."""
         target, taken = self.ctx.target if by_target else None, self.runners
         if target:
             profile, config = self.ctx.profile, target.config
-            taken = {v: choice(profile, self.block, version=v, config=config) for v in self.ctx.judged}
+            taken = {
+                v: choice(profile, self.block, version=v, config=config) for v in self.ctx.target_versions
+            }
         return [version for version, found in taken.items() if found and found.runner == runner]
 
 
@@ -256,7 +253,7 @@ def count(value: Any) -> int | None:
 def choice(
     profile: Profile, block: Speculation, *, version: str, config: Config | None = None
 ) -> RunnerChoice | None:
-    """The runner that vLLM would take; None if that depends on the target and its config.json is not given."""
+    """The runner that vLLM would take; None if the target's config.json decides and is not given."""
     hardware = profile.hardware
     is_cpu = hardware is not None and (hardware.accelerator or "").lower() == "cpu"
     return which_runner(
@@ -274,7 +271,7 @@ class Rule(NamedTuple):
 
     code: str
     severity: Severity
-    check: Callable[[Context], Iterable[Hit]]
+    check: Callable[[Context], Iterable[Violation]]
     needs: Need = "nothing"
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
@@ -294,22 +291,22 @@ class Rule(NamedTuple):
 
 def rule(
     code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, in_lint: bool = False
-) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
+) -> Callable[[Callable[[Context], Iterable[Violation]]], Rule]:
     """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
     return lambda check: Rule(code, severity, check, needs, policy, in_lint)
 
 
 def variant_rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, in_lint: bool = False
-) -> Callable[[Callable[[Variant], Iterable[Hit]]], Rule]:
-    """Makes a rule of a function that looks at one way to speculate: it is called for each in the profile."""
+    code: str, severity: Severity, **options: Any
+) -> Callable[[Callable[[Variant], Iterable[Violation]]], Rule]:
+    """Makes a rule of a function that looks at one way to speculate: it is called for each."""
 
-    def wrap(check: Callable[[Variant], Iterable[Hit]]) -> Rule:
+    def wrap(check: Callable[[Variant], Iterable[Violation]]) -> Rule:
         @wraps(check)
-        def each(ctx: Context) -> Hits:
+        def each(ctx: Context) -> Violations:
             for variant in ctx.variants:
                 yield from check(variant)
 
-        return Rule(code, severity, each, needs, policy, in_lint)
+        return rule(code, severity, **options)(each)
 
     return wrap

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specserve.checks.rule import Context, Hit, Need, Rule
+from specserve.checks.rule import Context, Need, Rule, Violation
 from specserve.checks.rules import all_rules, static_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.load import examine, examine_partial
@@ -128,7 +128,7 @@ def run_rules(
     unsure = {rule.code for rule in ran if rule.in_lint and context.target is None}
     for rule in ran:
         try:
-            found.extend(_finding(rule, hit, context) for hit in rule.check(context))
+            found.extend(_finding(rule, each, context) for each in rule.check(context))
         except UnreadableValue:
             stopped.append(rule.code)
     problems = list(problems)
@@ -163,25 +163,29 @@ def can_be_passed(findings: Iterable[Finding]) -> bool:
     return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
 
 
-def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
-    """A hit with the rule's code and severity, and the versions that it holds for."""
-    profile, severity, notes = context.profile, hit.severity or rule.severity, hit.notes
-    if hit.versions:
-        if len(hit.versions) < len(context.judged):
-            known, found = ", ".join(context.judged), ", ".join(hit.versions)
-            allows = (
-                "the profile's range allows" if profile.vllm else "the profile names no range; judged for"
-            )
-            notes += (f"{allows} vLLM {known}; this applies to {found}",)
-        if severity is Severity.ERROR and context.is_past(hit.versions):
+def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
+    """A violation with the rule's code and severity, and the versions that it holds for."""
+    profile, severity, notes = context.profile, found.severity or rule.severity, found.notes
+    if found.versions:
+        known = context.target_versions
+        if len(found.versions) < len(known):
+            words = "the profile's range allows" if profile.vllm else "the profile names no range; judged for"
+            which = ", ".join(found.versions)
+            notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
+        if severity is Severity.ERROR and context.only_in_older(found.versions):
             severity = Severity.WARNING
-    related = (
-        Related(profile.span(path), label) for path, label in hit.related.items() if path in profile.spans
-    )
-    span = profile.key_span(hit.path) if hit.at_key else profile.span(hit.path)
-    policy = rule.policy or hit.policy
+    places = ((path, label) for path, label in found.related.items() if path in profile.spans)
     return Finding(
-        rule.code, rule.name, severity, hit.message, span, hit.label, tuple(related), notes, hit.help, policy
+        rule.code,
+        rule.name,
+        severity,
+        found.message,
+        profile.key_span(found.path) if found.at_key else profile.span(found.path),
+        label=found.label,
+        related=tuple(Related(profile.span(path), label) for path, label in places),
+        notes=notes,
+        help=found.help,
+        policy=rule.policy or found.policy,
     )
 
 

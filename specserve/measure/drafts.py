@@ -125,7 +125,7 @@ def _known_drafts(base: Profile, facts: ModelFacts | None) -> Iterator[Draft]:
     yield from drafts_for(target)
     layers = prediction_layers(facts.config) if facts else None
     # a model may have such layers though vLLM does not build them
-    if facts and layers and context_of(base).where(predicts, facts.config):
+    if facts and layers and context_of(base).versions_whose_registry(predicts, facts.config):
         source = Source(f"config.json of {target}")
         note = f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens"
         yield Draft(target, "mtp", (source,), num_speculative_tokens=layers, note=note)

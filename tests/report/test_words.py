@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = sorted(file for file in (ROOT / "specserve").rglob("*.py") if "engine" not in file.parts)
-MESSAGES = {"Hit": 1, "problem": 1}
+MESSAGES = {"Violation": 1, "problem": 1}
 """Calls that take a message, and which argument it is; errors take it first."""
 BANNED = re.compile(
     r"(?i)\b(illegal|simply|please|oops|obviously|just|invalid syntax|sorry|bad luck)\b|!(?!=)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
@@ -14,10 +14,10 @@ from specserve.vllm.versions import known_versions, table
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
-def _problems(ctx: Context, *kinds: str) -> Hits:
+def _problems(ctx: Context, *kinds: str) -> Violations:
     """Each problem of these kinds once, with the versions that have it."""
     seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
-    for version in ctx.judged:
+    for version in ctx.target_versions:
         for problem in _by_version(ctx, version):
             if problem.kind in kinds:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
@@ -32,7 +32,7 @@ def _problems(ctx: Context, *kinds: str) -> Hits:
             is_newer = ctx.profile.vllm is None and takes[-1] == known_versions()[-1]
             way = f'write `vllm: ">={takes[0]}"`' if is_newer else "see the profile's `vllm` range"
             help_ = f"vLLM {', '.join(takes)} {verb} it: {way}"
-        yield Hit(
+        yield Violation(
             path,
             message,
             versions=versions,
@@ -57,25 +57,25 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
 
 
 @rule("SD005", ERROR)
-def unknown_key(ctx: Context) -> Hits:
+def unknown_key(ctx: Context) -> Violations:
     """An argument under `engine` has its own key in a profile, or a profile does not accept it."""
     return _problems(ctx, "elsewhere", "refused")
 
 
 @rule("SD006", ERROR)
-def wrong_value(ctx: Context) -> Hits:
+def wrong_value(ctx: Context) -> Violations:
     """A schedule of K that vLLM refuses, or an accelerator that specserve does not know."""
     for variant in ctx.variants:
         if found := schedule_problem(variant.get(_SCHEDULE) or ()):
             help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
-            yield variant.hit(f"{_SCHEDULE}[{found[1]}]", found[0], help=help_)
+            yield variant.violation(f"{_SCHEDULE}[{found[1]}]", found[0], help=help_)
     if ctx.on_gpu and ctx.profile.hardware is not None:
         from specserve.hardware.accelerators import accelerator
 
         try:
             accelerator(ctx.profile.hardware.accelerator or "")
         except UsageError as error:
-            yield Hit("hardware.accelerator", error.message, help=error.hint)
+            yield Violation("hardware.accelerator", error.message, help=error.hint)
 
 
 def schedule_problem(rows: tuple[tuple[int, int, int], ...]) -> tuple[str, int] | None:
@@ -95,7 +95,7 @@ def schedule_problem(rows: tuple[tuple[int, int, int], ...]) -> tuple[str, int] 
 
 
 @rule("SD102", ERROR)
-def unknown_argument(ctx: Context) -> Hits:
+def unknown_argument(ctx: Context) -> Violations:
     """The profile allows a vLLM version that does not have this argument.
 
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
@@ -106,7 +106,7 @@ def unknown_argument(ctx: Context) -> Hits:
 
 
 @rule("SD105", ERROR)
-def wrong_argument_value(ctx: Context) -> Hits:
+def wrong_argument_value(ctx: Context) -> Violations:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
     vLLM ends with a usage error. A parser, quantization, load format or attention backend that vLLM
@@ -118,7 +118,7 @@ def wrong_argument_value(ctx: Context) -> Hits:
 
 
 @rule("SD142", WARNING)
-def deprecated_argument(ctx: Context) -> Hits:
+def deprecated_argument(ctx: Context) -> Violations:
     """An argument whose removal vLLM has announced.
 
     The next version may refuse to start with it, and some of these arguments already do nothing.
@@ -127,7 +127,10 @@ def deprecated_argument(ctx: Context) -> Hits:
     """
     for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):
         for name in values:
-            known = {version: getattr(table(version), section).get(name) for version in ctx.judged}
+            known = {
+                version: getattr(table(version), section).get(name)
+                for version in ctx.target_versions
+            }
             said = {
                 version: item.deprecated
                 for version, item in known.items()
@@ -135,7 +138,7 @@ def deprecated_argument(ctx: Context) -> Hits:
             }
             if said:
                 last, words = list(said.items())[-1]
-                yield Hit(
+                yield Violation(
                     f"{section}.{name}",
                     f"vLLM {last} calls `{name}` deprecated",
                     notes=(f"vLLM: {words}",),

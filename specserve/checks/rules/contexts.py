@@ -10,9 +10,9 @@ from specserve.checks.rule import (
     INFO,
     WARNING,
     Context,
-    Hit,
-    Hits,
     Variant,
+    Violation,
+    Violations,
     rule,
     variant_rule,
 )
@@ -36,7 +36,7 @@ def effective_context(ctx: Context) -> int | None:
 
 
 @rule("SD226", ERROR, needs="models")
-def too_long_context(ctx: Context) -> Hits:
+def too_long_context(ctx: Context) -> Violations:
     """The profile asks for more context than the model has.
 
     vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it go on, positions beyond the
@@ -47,7 +47,7 @@ def too_long_context(ctx: Context) -> Hits:
     length, wanted = ctx.length(ctx.target_config), requested_context(ctx)
     is_waived = ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
     if length and wanted and wanted > length.most and not is_waived:
-        yield Hit(
+        yield Violation(
             "target.max_model_len",
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
             label=f"`{length.key}` in config.json is {length.most}",
@@ -57,7 +57,7 @@ def too_long_context(ctx: Context) -> Hits:
 
 
 @variant_rule("SD227", ERROR, needs="models", in_lint=True, policy=True)
-def shorter_draft(variant: Variant) -> Hits:
+def shorter_draft(variant: Variant) -> Violations:
     """The draft model's context is shorter than the target's.
 
     The V2 runner of vLLM 0.33 lowers the server's context to the draft's, with one line in the log.
@@ -67,12 +67,12 @@ def shorter_draft(variant: Variant) -> Hits:
     Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
     ctx, said = variant.ctx, variant.get("max_model_len")
-    lowered = ctx.during(SHORTENS_TARGET)
+    lowered = ctx.versions_with(SHORTENS_TARGET)
     if said is not None:  # accepted for a runner that only drafts less
-        longest, on_v2 = requested_context(ctx), set(variant.on("V2"))
+        longest, on_v2 = requested_context(ctx), set(variant.versions_on("V2"))
         is_shorter = longest is not None and longest > max(said, 0)
         if variant.method == "draft_model" and is_shorter and lowered and set(lowered) <= on_v2:
-            yield variant.hit(
+            yield variant.violation(
                 "max_model_len",
                 f"vLLM {', '.join(lowered)} will take {said} tokens, not {longest}",
                 related={"target.max_model_len": f"{longest} are asked for"},
@@ -88,18 +88,20 @@ def shorter_draft(variant: Variant) -> Hits:
     if variant.method != "draft_model" and (variant.model is None or stretches(config)):
         return
     own = length.default
-    lowered = [version for version in lowered if version in variant.on("V2", by_target=True)]
+    lowered = [
+        version for version in lowered if version in variant.versions_on("V2", by_target=True)
+    ]
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
     if lowered:
         text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens"
     help_ = f"write `max_model_len: {own}` under `target`, or use a draft with a longer context"
     severity = ERROR if lowered and requested_context(ctx) is not None else WARNING
     more: dict[str, Any] = {"related": _LIMIT, "versions": lowered, "severity": severity}
-    yield variant.hit("model", f"{text}; the server takes {limit}", help=help_, **more)
+    yield variant.violation("model", f"{text}; the server takes {limit}", help=help_, **more)
 
 
 @variant_rule("SD229", INFO, needs="models")
-def short_trained_head(variant: Variant) -> Hits:
+def short_trained_head(variant: Variant) -> Violations:
     """The head was trained on shorter sequences than the server accepts.
 
     Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of
@@ -112,7 +114,7 @@ def short_trained_head(variant: Variant) -> Hits:
     is_head = variant.method in HEADS and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
-    own, on_v2 = length.default, variant.on("V2", by_target=True)
+    own, on_v2 = length.default, variant.versions_on("V2", by_target=True)
     if own >= limit or not stretches(config):
         return
     # the versions in which a block head gets positions from V2 that it has not
@@ -120,8 +122,10 @@ def short_trained_head(variant: Variant) -> Hits:
     if variant.method in BLOCK_DRAFTS and ends:
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"
         help_ = f"write `max_model_len: {own}` under `target`"
-        yield variant.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
+        yield variant.violation(
+            "model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR
+        )
         return
     text = f"the head was made for {own} tokens; the server takes {limit}"
     help_ = "watch the acceptance rate by context length, or lower `max_model_len`"
-    yield variant.hit("model", text, related=_LIMIT, help=help_)
+    yield variant.violation("model", text, related=_LIMIT, help=help_)

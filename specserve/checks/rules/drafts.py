@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specserve.checks.config import Config, architectures, layers, section, text_config, whole
-from specserve.checks.rule import ERROR, INFO, WARNING, Hits, Variant, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import HEADS
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
@@ -19,7 +19,7 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @variant_rule("SD237", ERROR, needs="models", in_lint=True)
-def head_of_another_target(variant: Variant) -> Hits:
+def head_of_another_target(variant: Variant) -> Violations:
     """The head was trained for another model, or for another method.
 
     A head follows the hidden states of one model: with another, loading or the first request fails,
@@ -34,19 +34,19 @@ def head_of_another_target(variant: Variant) -> Hits:
     both = {"eagle": "eagle3", "eagle3": "eagle"}
     if kinds == {kind := both.get(variant.method)}:
         text, help_ = f"the head is published as `{kind}`", f"write `method: {kind}`"
-        yield variant.hit("method", text, help=help_)
+        yield variant.violation("method", text, help=help_)
     if found := _trained_elsewhere(variant):
         model, severity, notes = found
         more: dict[str, Any] = {"related": _TARGET, "notes": notes, "severity": severity}
         help_ = (
             f"`specserve drafts {variant.ctx.profile.target.model}` lists the heads of this target"
         )
-        yield variant.hit("model", f"the head was trained for `{model}`", help=help_, **more)
+        yield variant.violation("model", f"the head was trained for `{model}`", help=help_, **more)
         if severity is ERROR:
             return
     if misfit := _misfit(variant):
         help_ = "take the head that was trained for this target"
-        yield variant.hit("model", misfit, related=_TARGET, help=help_)
+        yield variant.violation("model", misfit, related=_TARGET, help=help_)
 
 
 def _misfit(variant: Variant) -> str | None:
@@ -134,7 +134,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 @variant_rule("SD241", ERROR, needs="models")
-def missing_mask_token(variant: Variant) -> Hits:
+def missing_mask_token(variant: Variant) -> Violations:
     """Parallel drafting is asked for, but the model has no mask token.
 
     A draft that was trained for it reads the token at every position that it drafts; vLLM looks for
@@ -151,11 +151,11 @@ def missing_mask_token(variant: Variant) -> Hits:
         place = "parallel_drafting" if "parallel_drafting" in variant.block.keys else "model"
         text = "config.json of the draft names no mask token"
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
-        yield variant.hit(place, text, help=help_)
+        yield variant.violation(place, text, help=help_)
 
 
 @variant_rule("SD245", WARNING, needs="models")
-def oversized_draft(variant: Variant) -> Hits:
+def oversized_draft(variant: Variant) -> Violations:
     """The draft is not much smaller than its target.
 
     A decode step costs about as much as reading the weights once: four tokens of a draft with a
@@ -169,7 +169,7 @@ def oversized_draft(variant: Variant) -> Hits:
         help_ = "drafts that pay off have 2 to 15 %; measure this one with `specserve bench`"
         cost = variant.memory.draft_cost if variant.memory else None
         notes = (f"it costs {cost}",) if cost else ()
-        yield variant.hit("model", text, related=_TARGET, notes=notes, help=help_)
+        yield variant.violation("model", text, related=_TARGET, notes=notes, help=help_)
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.checks.rule import ERROR, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, Context, Violation, Violations, rule
 from specserve.checks.rules.memory import gib, machine_words
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile, ranks_started, world_size
@@ -12,7 +12,7 @@ _LESS = 0.95
 
 
 @rule("SD306", ERROR)
-def too_few_accelerators(ctx: Context) -> Hits:
+def too_few_accelerators(ctx: Context) -> Violations:
     """The model is split over more accelerators than there are.
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count`
@@ -34,7 +34,7 @@ def too_few_accelerators(ctx: Context) -> Hits:
         return
     if devices and ranks > len(devices) * nodes:
         words = f"the launch takes {ranks} accelerators, and `devices` names {len(devices)}"
-        yield Hit("hardware.devices", words + (" per node" if nodes > 1 else ""))
+        yield Violation("hardware.devices", words + (" per node" if nodes > 1 else ""))
     elif ranks > there:
         target, path = ctx.profile.target, "target.tensor_parallel_size"
         if target.tensor_parallel_size <= there and target.pipeline_parallel_size > 1:
@@ -43,7 +43,7 @@ def too_few_accelerators(ctx: Context) -> Hits:
             path = "engine.data_parallel_size"
         is_counted = machine is None or machine.basis == "profile"
         verb = "is" if there == 1 else "are"
-        yield Hit(
+        yield Violation(
             path,
             f"the launch takes {ranks} accelerators, and there {verb} {there}",
             label=f"the machine has {machine_words(machine)}" if machine else "",
@@ -61,7 +61,7 @@ def _says_all(profile: Profile) -> bool:
 
 
 @rule("SD309", ERROR, needs="hardware")
-def missing_hardware(ctx: Context) -> Hits:
+def missing_hardware(ctx: Context) -> Violations:
     """This machine has less than the profile's `hardware` asks for.
 
     Memory was judged, and `expect` measured, on those accelerators: here the server may fail to
@@ -89,4 +89,4 @@ def missing_hardware(ctx: Context) -> Hits:
         text = f"the profile is for {wanted.count} x {named.name}; this machine has {machine.count}"
     else:
         return
-    yield Hit(path, text)
+    yield Violation(path, text)

@@ -14,7 +14,7 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Hit, Hits, Variant, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.models.config import prediction_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
@@ -68,7 +68,7 @@ def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
 
 
 @variant_rule("SD101", ERROR, needs="models", in_lint=True)
-def retyped_draft(variant: Variant) -> Hits:
+def retyped_draft(variant: Variant) -> Violations:
     """vLLM changes the method because of the draft's name, or of what the draft is.
 
     vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the path, and runs a model with
@@ -80,7 +80,7 @@ def retyped_draft(variant: Variant) -> Hits:
     model = variant.model or (variant.ctx.profile.target.model if variant.method == "mtp" else None)
     if change := retyped(variant.method, model) if model else None:
         method, word = change
-        yield Hit(
+        yield Violation(
             variant.at("model") if variant.model else "target.model",
             f"vLLM would run this draft as `{method}`: its name contains `{word}`",
             related={variant.at("method"): f"the profile says `{variant.method}`"},
@@ -92,19 +92,21 @@ def retyped_draft(variant: Variant) -> Hits:
     if variant.method != "draft_model" or config is None or variant.draft is None:
         return
     name = (*architectures(config), model_type(config))[0]
-    heads = variant.ctx.where(has_kind, config, "draft")
-    layered = variant.ctx.where(predicts, config)
+    heads = variant.ctx.versions_whose_registry(has_kind, config, "draft")
+    layered = variant.ctx.versions_whose_registry(predicts, config)
     related = {variant.at("method"): "the profile says `draft_model`"}
     if own := _own_method(config):
         text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
-        yield variant.hit("method", text, help=f"write `method: {own}`", severity=INFO)
+        yield variant.violation("method", text, help=f"write `method: {own}`", severity=INFO)
     elif variant.draft.config.get("speculators_model_type") or heads:
         text, help_ = "this is a draft head, not a draft model", _other_method(name)
-        yield variant.hit("model", text, related=related, versions=heads or layered, help=help_)
+        yield variant.violation(
+            "model", text, related=related, versions=heads or layered, help=help_
+        )
     elif layered:
         text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
         help_ = "use a draft of another family"
-        yield variant.hit("model", text, related=related, versions=layered, help=help_)
+        yield variant.violation("model", text, related=related, versions=layered, help=help_)
 
 
 def _own_method(config: Config) -> str | None:
@@ -119,7 +121,7 @@ def _own_method(config: Config) -> str | None:
 
 
 @variant_rule("SD230", ERROR, needs="models")
-def plain_mtp_target(variant: Variant) -> Hits:
+def plain_mtp_target(variant: Variant) -> Violations:
     """The method is `mtp`, but the model has no multi-token prediction layers.
 
     vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
@@ -129,18 +131,18 @@ def plain_mtp_target(variant: Variant) -> Hits:
     config = _mtp_config(variant)
     if config is None:
         return
-    rest = variant.ctx.where(predicts, config)
-    found = [version for version in variant.ctx.judged if version not in rest]
+    rest = variant.ctx.versions_whose_registry(predicts, config)
+    found = [version for version in variant.ctx.target_versions if version not in rest]
     if found or prediction_layers(config) == 0:
         name = (*architectures(config), "this model")[0]
         text = f"`{name}` has no layers that predict further tokens"
         related = {variant.at("model") if variant.model else "target.model": "the model"}
         help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
-        yield variant.hit("method", text, related=related, versions=found, help=help_)
+        yield variant.violation("method", text, related=related, versions=found, help=help_)
 
 
 @variant_rule("SD231", ERROR, needs="models")
-def missing_mtp_weights(variant: Variant) -> Hits:
+def missing_mtp_weights(variant: Variant) -> Violations:
     """The checkpoint has lost its multi-token prediction layers.
 
     Fine-tuning, merging and quantizing often drop them and leave config.json as it was. vLLM fails
@@ -155,7 +157,7 @@ def missing_mtp_weights(variant: Variant) -> Hits:
         text = "the checkpoint holds no tensor of a layer that predicts further tokens"
         help_ = "copy those tensors from the original model, or use another method"
         related = {"target.model": f"config.json promises {own}"}
-        yield variant.hit("method", text, related=related, help=help_)
+        yield variant.violation("method", text, related=related, help=help_)
 
 
 def is_further(name: str, depth: int) -> bool:
@@ -165,7 +167,7 @@ def is_further(name: str, depth: int) -> bool:
 
 
 @variant_rule("SD235", ERROR, needs="models")
-def unknown_head(variant: Variant) -> Hits:
+def unknown_head(variant: Variant) -> Violations:
     """vLLM has no class for this head.
 
     vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class in the head's config.json, and has
@@ -178,17 +180,19 @@ def unknown_head(variant: Variant) -> Hits:
     kind, is_head = variant.draft.config.get("speculators_model_type"), variant.method in HEADS
     names = _loaded_as(variant.method, (variant.config if is_head else None) or {})
     if isinstance(kind, str):
-        found = variant.ctx.where(lambda known: kind not in known.speculators)
+        found = variant.ctx.versions_whose_registry(lambda known: kind not in known.speculators)
         text = f"does not read heads of the kind `{kind}`"
     elif names and not variant.draft.config.get("auto_map"):
-        found = variant.ctx.where(lambda known: not any(name in known.classes for name in names))
+        found = variant.ctx.versions_whose_registry(
+            lambda known: not any(name in known.classes for name in names)
+        )
         text = f"has no head of the class `{names[0]}`"
     else:
         return
     if found:
         text, related = f"vLLM {', '.join(found)} {text}", {variant.at("method"): "the method"}
         help_ = _other_method((*variant.draft.architectures, "")[0])
-        yield variant.hit("model", text, related=related, versions=found, help=help_)
+        yield variant.violation("model", text, related=related, versions=found, help=help_)
 
 
 def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
@@ -210,7 +214,7 @@ def _other_method(name: str) -> str:
 
 
 @variant_rule("SD242", WARNING, needs="models")
-def block_overrun(variant: Variant) -> Hits:
+def block_overrun(variant: Variant) -> Violations:
     """More tokens are drafted per step than the head was trained to draft.
 
     A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond
@@ -233,4 +237,4 @@ def block_overrun(variant: Variant) -> Hits:
         text = f"the head drafts {most} tokens in one pass; the profile asks for {variant.k}"
         related = {variant.at("model") if variant.model else "target.model": f"blocks of {block}"}
         help_ = f"write `num_speculative_tokens: {most}`"
-        yield variant.hit("num_speculative_tokens", text, related=related, help=help_)
+        yield variant.violation("num_speculative_tokens", text, related=related, help=help_)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 
 
 @rule("SD301", ERROR, needs="hardware")
-def insufficient_memory(ctx: Context) -> Hits:
+def insufficient_memory(ctx: Context) -> Violations:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights, and ends when no block is left, or too few for one request or for the
@@ -161,7 +161,7 @@ def insufficient_memory(ctx: Context) -> Hits:
     for path, memory in estimates(ctx):
         if memory.verdict == "does_not_fit":
             why = too_large_because(memory, ctx.machine)
-            yield Hit(
+            yield Violation(
                 _largest_part(path, memory),
                 f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {why}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
@@ -187,7 +187,7 @@ def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
 
 
 @rule("SD302", WARNING, needs="hardware")
-def tight_memory(ctx: Context) -> Hits:
+def tight_memory(ctx: Context) -> Violations:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
     Activations, CUDA graphs and communication buffers cannot be known in advance. If the only doubt
@@ -202,7 +202,7 @@ def tight_memory(ctx: Context) -> Hits:
             if memory.is_only_in_doubt:
                 text = f"it is not known whether the launch fits: {memory.reason}"
             unknown = "`specserve check` asks vLLM if it is installed"
-            yield Hit(
+            yield Violation(
                 path if memory.is_only_in_doubt else _largest_part(path, memory),
                 text,
                 notes=(_parts(memory, ctx.machine), *memory.notes),
@@ -212,7 +212,7 @@ def tight_memory(ctx: Context) -> Hits:
 
 
 @rule("SD312", ERROR, needs="hardware")
-def occupied_memory(ctx: Context) -> Hits:
+def occupied_memory(ctx: Context) -> Violations:
     """Less memory is free on this machine now than the launch needs.
 
     vLLM refuses to start if less is free than the share that it takes, or than weights and a fixed
@@ -242,7 +242,7 @@ def occupied_memory(ctx: Context) -> Hits:
         severity = None if free < need.low else WARNING
         text = f"{gib(free)} of {gib(total)} are free, and {words}"
         help_ = ", or ".join(ways) or None
-        yield Hit(path, text, notes=machine.holders, help=help_, severity=severity)
+        yield Violation(path, text, notes=machine.holders, help=help_, severity=severity)
         return
 
 

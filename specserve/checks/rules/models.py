@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specserve.checks.config import Config, architectures, has_kind, lacks, section
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.checks.rules.revisions import is_hub_id, models
 from specserve.errors import quoted
 from specserve.models.facts import ModelFacts
@@ -19,7 +19,7 @@ _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
 @rule("SD171", WARNING)
-def misspelt_model(ctx: Context) -> Hits:
+def misspelt_model(ctx: Context) -> Violations:
     """A model is named as no publisher names it.
 
     The name is near that of a well-known model: the Hub has no such repository, or a stranger's. A
@@ -44,7 +44,7 @@ def misspelt_model(ctx: Context) -> Hits:
         if found := PublishedName(head, "misspelt") if head else published_name(model):
             severity = None if found.kind == "misspelt" else INFO
             text, help_ = texts[found.kind].format(quoted(model)), f"did you mean `{found.model}`?"
-            yield Hit(f"{path}.model", text, help=help_, severity=severity)
+            yield Violation(f"{path}.model", text, help=help_, severity=severity)
 
 
 def _own_code(ctx: Context, config: Config) -> bool:
@@ -53,7 +53,7 @@ def _own_code(ctx: Context, config: Config) -> bool:
 
 
 @rule("SD220", ERROR, needs="models")
-def unknown_architecture(ctx: Context) -> Hits:
+def unknown_architecture(ctx: Context) -> Violations:
     """Neither vLLM nor the transformers library has the model's class.
 
     vLLM refuses a model that it cannot build; a note names the last version that could. Classes
@@ -66,11 +66,13 @@ def unknown_architecture(ctx: Context) -> Hits:
         names = architectures(config)
         if path in heads or _own_code(ctx, config) or not names or transformers_names() & {*names}:
             continue
-        found = ctx.where(lambda known, names: not known.classes.keys() & {*names}, names)
-        known = [registry(version).removed for version in ctx.judged]
+        found = ctx.versions_whose_registry(
+            lambda known, names: not known.classes.keys() & {*names}, names
+        )
+        known = [registry(version).removed for version in ctx.target_versions]
         removed = sorted({removed[names[0]] for removed in known if names[0] in removed})
         if found and (removed or names[0].endswith(_SERVING)):
-            yield Hit(
+            yield Violation(
                 path,
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
                 notes=tuple(f"vLLM had it until {text}" for text in removed),
@@ -80,7 +82,7 @@ def unknown_architecture(ctx: Context) -> Hits:
 
 
 @rule("SD221", ERROR, needs="models", in_lint=True)
-def served_head(ctx: Context) -> Hits:
+def served_head(ctx: Context) -> Violations:
     """The target is a draft head.
 
     A head is not a model: it continues another model's hidden states. The Hub's pages of heads show
@@ -100,18 +102,18 @@ def served_head(ctx: Context) -> Hits:
         text = "this is a draft head, and it names no verifier on the Hub that vLLM could serve"
         if is_named:
             text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
-        yield Hit("target.model", text, help=help_, severity=WARNING if is_named else None)
-    elif found := ctx.where(has_kind, config, "draft"):
+        yield Violation("target.model", text, help=help_, severity=WARNING if is_named else None)
+    elif found := ctx.versions_whose_registry(has_kind, config, "draft"):
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
-        yield Hit("target.model", text, versions=found, help=help_)
+        yield Violation("target.model", text, versions=found, help=help_)
     else:  # the config.json of an EAGLE head names the class of the model that it was trained for
         names = (ctx.target.tensors if ctx.target else None) or {}
         if "fc.weight" in names and not any("embed" in name or "wte" in name for name in names):
             text = "the checkpoint has no embedding: it is a draft head"
-            yield Hit("target.model", text, help=help_)
+            yield Violation("target.model", text, help=help_)
 
 
-def _named_like_a_head(ctx: Context, help_: str) -> Hits:
+def _named_like_a_head(ctx: Context, help_: str) -> Violations:
     model = ctx.profile.target.model
     is_named = re.search(r"(?i)(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", model)
     inside = any(
@@ -126,11 +128,11 @@ def _named_like_a_head(ctx: Context, help_: str) -> Hits:
         if "speculator" in model.lower():
             text = f"vLLM will serve the model that `{model}` was trained for, and draft with it"
             severity = INFO
-        yield Hit("target.model", text, help=help_, severity=severity)
+        yield Violation("target.model", text, help=help_, severity=severity)
 
 
 @rule("SD224", ERROR, needs="models")
-def missing_hidden_states(ctx: Context) -> Hits:
+def missing_hidden_states(ctx: Context) -> Violations:
     """The head needs hidden states that vLLM cannot take from this target.
 
     `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes
@@ -141,8 +143,8 @@ def missing_hidden_states(ctx: Context) -> Hits:
     config = ctx.target_config
     if config is None or _own_code(ctx, config):
         return
-    found = ctx.where(lacks, config, "eagle3")
-    rest = [version for version in ctx.judged if version not in found]
+    found = ctx.versions_whose_registry(lacks, config, "eagle3")
+    rest = [version for version in ctx.target_versions if version not in found]
     help_ = "use `ngram`, `suffix` or `draft_model`, which read no hidden states"
     if rest:
         help_ = f"vLLM {', '.join(rest)} can: see the profile's `vllm` range"
@@ -152,11 +154,11 @@ def missing_hidden_states(ctx: Context) -> Hits:
         if variant.method in _HIDDEN_STATES and not blind:
             name, related = architectures(config)[0], {"target.model": "the target"}
             text = f"vLLM {', '.join(found)} cannot take hidden states from a `{name}`"
-            yield variant.hit("method", text, related=related, versions=found, help=help_)
+            yield variant.violation("method", text, related=related, versions=found, help=help_)
 
 
 @rule("SD250", ERROR, needs="models")
-def missing_weights(ctx: Context) -> Hits:
+def missing_weights(ctx: Context) -> Violations:
     """The model's directory has no weights or no tokenizer, or not all of them.
 
     Often a download was interrupted, or a script saved the weights only. vLLM reads the small files
@@ -173,17 +175,17 @@ def missing_weights(ctx: Context) -> Hits:
     for path, facts in {"target.model": ctx.target, **drafts}.items() if is_usual else ():
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
-            yield from (Hit(path, text, help=help_) for text in _lacking_weights(facts))
+            yield from (Violation(path, text, help=help_) for text in _lacking_weights(facts))
     target = ctx.target
     is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
     if target is None or is_named or target.origin != "directory":
         return
     if problem := target.broken.get(TOKENIZER):
         help_ = "copy or download the tokenizer of the original model again"
-        yield Hit("target.model", problem, help=help_)
+        yield Violation("target.model", problem, help=help_)
     elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
-        yield Hit("target.model", "the directory holds no tokenizer", help=help_)
+        yield Violation("target.model", "the directory holds no tokenizer", help=help_)
 
 
 def _lacking_weights(facts: ModelFacts) -> list[str]:
@@ -199,7 +201,7 @@ def _lacking_weights(facts: ModelFacts) -> list[str]:
 
 
 @rule("SD253", ERROR, needs="models")
-def unadaptable_model(ctx: Context) -> Hits:
+def unadaptable_model(ctx: Context) -> Violations:
     """LoRA adapters are enabled for a model that does not support them.
 
     vLLM says `does not support LoRA yet` after the model is loaded.
@@ -209,8 +211,8 @@ def unadaptable_model(ctx: Context) -> Hits:
     config = ctx.target_config
     if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
         return
-    if found := ctx.where(lacks, config, "lora"):
+    if found := ctx.versions_whose_registry(lacks, config, "lora"):
         text = f"a `{architectures(config)[0]}` takes no adapters"
         help_ = "merge the adapter into the weights, and serve those"
         related = {"target.model": "the model"}
-        yield Hit("engine.enable_lora", text, related=related, versions=found, help=help_)
+        yield Violation("engine.enable_lora", text, related=related, versions=found, help=help_)

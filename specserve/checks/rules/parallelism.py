@@ -11,9 +11,9 @@ from specserve.checks.rule import (
     INFO,
     WARNING,
     Context,
-    Hit,
-    Hits,
     Variant,
+    Violation,
+    Violations,
     rule,
     variant_rule,
 )
@@ -32,7 +32,7 @@ _PLACES = {
 
 
 @rule("SD222", ERROR, needs="models")
-def indivisible_size(ctx: Context) -> Hits:
+def indivisible_size(ctx: Context) -> Violations:
     """A size of the model cannot be divided over the ranks.
 
     vLLM pads the vocabulary and repeats KV heads; all else must divide over the tensor-parallel
@@ -62,7 +62,7 @@ def indivisible_size(ctx: Context) -> Hits:
             related = {"target.tensor_parallel_size": f"{ranks.tensor} ranks"}
             if by_data:
                 related["engine.data_parallel_size"] = "experts are divided over these ranks, too"
-            yield Hit(
+            yield Violation(
                 path,
                 problems[0].problem,
                 notes=tuple(share.problem for share in problems[1:]),
@@ -113,7 +113,7 @@ def _remedy(
 
 
 @variant_rule("SD140", WARNING)
-def failing_combination(variant: Variant) -> Hits:
+def failing_combination(variant: Variant) -> Violations:
     """vLLM starts with this combination, and then fails, hangs or does something else.
 
     One table has such combinations with parallelism, loaders, caches and runners, by vLLM version
@@ -122,7 +122,7 @@ def failing_combination(variant: Variant) -> Hits:
     Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on`
     """
     ctx, newest = variant.ctx, known_versions()[-1]
-    value, judged, past = _values(variant), _minors(ctx), list[Hit]()
+    value, judged, past = _values(variant), _minors(ctx), list[Violation]()
     is_found = False
     for row in features():
         if not row.applies(variant.method, value):
@@ -148,11 +148,11 @@ def _hit(
     *,
     note: str,
     help_: str | None = None,
-) -> Hit:
+) -> Violation:
     names = [_PLACES.get(name, name.replace("block.", f"{variant.path}.")) for name in row.when]
     related = {name: "together with this" for name in names if name != variant.at(row.place)}
     notes = tuple(filter(None, (note, f"see {row.source}")))
-    return variant.hit(
+    return variant.violation(
         row.place, text, related=related, notes=notes, help=help_ or row.help, severity=severity
     )
 
@@ -166,7 +166,7 @@ def _minors(ctx: Context) -> list[str]:
     known, spec = known_versions(), ctx.profile.vllm
     reaches_down = not ctx.versions or ctx.versions[0] == known[0]
     older = minors_before(known[0], spec=spec) if spec and reaches_down else ()
-    return [*older, *(ctx.versions if older else ctx.judged)]
+    return [*older, *(ctx.versions if older else ctx.target_versions)]
 
 
 def _values(variant: Variant) -> Callable[[str], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specserve.checks.config import Config, layers, section
-from specserve.checks.rule import ERROR, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import ERROR, Context, Variant, Violation, Violations, rule, variant_rule
 from specserve.checks.rules.heads import is_further, own_layers
 from specserve.models.facts import ModelFacts
 
@@ -18,7 +18,7 @@ _LEAST_CAPABILITY = {
 
 
 @variant_rule("SD234", ERROR, needs="models")
-def unquantized_mtp(variant: Variant) -> Hits:
+def unquantized_mtp(variant: Variant) -> Violations:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
     vLLM builds every layer quantized that the checkpoint's own list does not exclude: the start
@@ -31,7 +31,9 @@ def unquantized_mtp(variant: Variant) -> Hits:
     if facts is not None and (found := _plain_layer(facts, config)):
         text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
         help_ = "use a checkpoint that lists these layers there, or one that quantized them"
-        yield variant.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
+        yield variant.violation(
+            "method", text, related={"target.model": "the checkpoint"}, help=help_
+        )
 
 
 def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
@@ -70,7 +72,7 @@ def _could_name(entry: str, module: str) -> bool:
 
 
 @rule("SD311", ERROR, needs="hardware")
-def unsupported_quantization(ctx: Context) -> Hits:
+def unsupported_quantization(ctx: Context) -> Violations:
     """The GPU has no kernels for the quantization, or no bfloat16.
 
     Each method of quantization requires a compute capability, and bfloat16 requires 8.0.
@@ -89,9 +91,9 @@ def unsupported_quantization(ctx: Context) -> Hits:
     if 10 * major + minor < least:
         text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {major}.{minor}"
         help_ = "use a checkpoint without this quantization, or another GPU"
-        yield Hit("target.quantization" if asked else "target.model", text, help=help_)
+        yield Violation("target.quantization" if asked else "target.model", text, help=help_)
     if ctx.profile.target.dtype == "bfloat16" and (major, minor) < (8, 0):
         text = (
             f"{kind.name} has no bfloat16: its compute capability is {major}.{minor}; 8.0 is needed"
         )
-        yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
+        yield Violation("target.dtype", text, help="write `dtype: float16`, or `auto`")

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule
+from specserve.checks.rule import (
+    ERROR,
+    INFO,
+    WARNING,
+    Context,
+    Variant,
+    Violation,
+    Violations,
+    rule,
+)
 from specserve.errors import quoted
 from specserve.vllm.speculation import OWN_LAYERS
 
@@ -22,7 +31,7 @@ _SHOWN = 4
 
 
 @rule("SD111", WARNING)
-def remote_code(ctx: Context) -> Hits:
+def remote_code(ctx: Context) -> Violations:
     """The profile makes the server run code that is not vLLM's own.
 
     Classes, processors, plug-ins and connectors run with the server's rights; `trust_remote_code`
@@ -45,17 +54,17 @@ def remote_code(ctx: Context) -> Hits:
             found[f"env.{name}"] = f"`{name}` makes the server load code: {_words(value)}"
     help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
     for path, text in found.items():
-        yield Hit(path, text, help=help_)
+        yield Violation(path, text, help=help_)
     if engine.get("trust_remote_code") is True:
         draft = " and with its draft" if any(variant.model for variant in ctx.variants) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
         # half of the public launches say it, and few of their models have code
         help_ = "leave it out if the model does not need it"
-        yield Hit("engine.trust_remote_code", text, help=help_, severity=INFO)
+        yield Violation("engine.trust_remote_code", text, help=help_, severity=INFO)
         yield from _unpinned_code(ctx)
     if profile.env.get(_PICKLE, "0") not in ("0", ""):
         text = f"`{_PICKLE}` lets vLLM unpickle, and so run, what reaches its internal sockets"
-        yield Hit(f"env.{_PICKLE}", text, help=f"leave `{_PICKLE}` out")
+        yield Violation(f"env.{_PICKLE}", text, help=f"leave `{_PICKLE}` out")
 
 
 def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -79,7 +88,7 @@ def _words(value: Any) -> str:
     return quoted(", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 
 
-def _unpinned_code(ctx: Context) -> Hits:
+def _unpinned_code(ctx: Context) -> Violations:
     """Models whose code is trusted, and taken at a branch or a tag, which can be moved."""
     target = ctx.target
     has_code = target is not None and (  # transformers names a model's own code in `auto_map`
@@ -90,7 +99,7 @@ def _unpinned_code(ctx: Context) -> Hits:
             continue
         which = f"is taken at `{revision}`, which can move" if revision else "is not pinned"
         is_quiet = section == "target" and not has_code
-        yield Hit(
+        yield Violation(
             f"{section}.revision" if revision else f"{section}.model",
             f"the server {'would' if is_quiet else 'will'} run code of `{model}`, which {which}",
             help=f"read it, and set `{section}.revision` to its commit, or run `specserve lock`",
@@ -99,7 +108,7 @@ def _unpinned_code(ctx: Context) -> Hits:
 
 
 @rule("SD113", INFO)
-def unpinned_revision(ctx: Context) -> Hits:
+def unpinned_revision(ctx: Context) -> Violations:
     """A model of the Hub, or its prediction layers, are taken as they are on the day of the start.
 
     After a restart the server may serve something else than what was measured. vLLM loads `mtp`
@@ -118,16 +127,16 @@ def unpinned_revision(ctx: Context) -> Hits:
         more = f" (nor {', '.join(f'`{other}`' for other, _ in others)})" if others else ""
         text = f"`{model}` is not pinned to a commit{more}"
         help_ = "run `specserve lock` to record the commits, or set `revision` by hand"
-        yield Hit(f"{section}.model", text, help=help_)
+        yield Violation(f"{section}.model", text, help=help_)
 
 
-def _split_revision(variant: Variant) -> Hits:
+def _split_revision(variant: Variant) -> Violations:
     target, revision = variant.ctx.profile.target, variant.get("revision")
     is_own = variant.method in OWN_LAYERS and variant.model in (None, target.model)
     is_pinned = is_hub_id(target.model) and target.revision not in (None, "main")
     if is_own and is_pinned and revision != target.revision:
         what = f"revision `{revision}`" if revision else "the default branch"
-        yield variant.hit(
+        yield variant.violation(
             "revision" if revision else "method",
             f"the prediction layers would come from {what}, not from the target's revision",
             related={"target.revision": "the target is pinned here"},
@@ -160,7 +169,7 @@ def locked(ctx: Context) -> bool:
 
 
 @rule("SD270", ERROR)  # also if no model can be read
-def stale_lock(ctx: Context) -> Hits:
+def stale_lock(ctx: Context) -> Violations:
     """The lock beside the profile cannot be read, or is not of what would be served.
 
     A start takes the revisions of the lock: without a readable one it stops. A model that is not in
@@ -173,7 +182,7 @@ def stale_lock(ctx: Context) -> Hits:
         detail, help_, severity = drift.detail, "`specserve lock` records it", WARNING
         if drift.kind == "unreadable":
             help_ = "`specserve lock` writes it again; `--no-lock` ignores it"
-            yield Hit(drift.path, detail[0], help=help_)
+            yield Violation(drift.path, detail[0], help=help_)
             continue
         notes: tuple[str, ...] = ()
         text = f"`{drift.model}` is not in the lock"
@@ -185,4 +194,4 @@ def stale_lock(ctx: Context) -> Hits:
             severity = INFO
             text = f"`{drift.model}` has moved on the Hub: it is at {detail[0][:12]} now"
             help_ = "`specserve lock` takes the new commit; what is locked is served until then"
-        yield Hit(drift.path, text, notes=notes, help=help_, severity=severity)
+        yield Violation(drift.path, text, notes=notes, help=help_, severity=severity)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.config import section
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.errors import did_you_mean
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import holds_a_secret
@@ -45,7 +45,7 @@ _MOVED = {
 
 
 @rule("SD106", WARNING)
-def unknown_variable(ctx: Context) -> Hits:
+def unknown_variable(ctx: Context) -> Violations:
     """A `VLLM_…` variable that vLLM does not know.
 
     vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`.
@@ -53,12 +53,14 @@ def unknown_variable(ctx: Context) -> Hits:
     Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
     """
     names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
-    known = {name for version in ctx.judged for name in table(version).env} if names else set()
+    known = (
+        {name for version in ctx.target_versions for name in table(version).env} if names else set()
+    )
     known.add("VLLM_WHEEL_LOCATION")  # vLLM's set-up reads it
     strict = ctx.engine.get("fail_on_environ_validation") is True
     for name in names - known:
         guess = did_you_mean(name, known)
-        yield Hit(
+        yield Violation(
             f"env.{name}",
             f"vLLM knows no variable `{name}`",
             related={"engine.fail_on_environ_validation": "vLLM will refuse to start"}
@@ -71,7 +73,7 @@ def unknown_variable(ctx: Context) -> Hits:
 
 
 @rule("SD107", ERROR, policy=True)
-def secret_in_profile(ctx: Context) -> Hits:
+def secret_in_profile(ctx: Context) -> Violations:
     """A value that looks like a key, a token or a password.
 
     Profiles are committed, printed and rendered: a secret in a profile is a leaked secret. It is
@@ -91,7 +93,7 @@ def secret_in_profile(ctx: Context) -> Hits:
         if holds_a_secret(name, text):
             words = f"`{path.removeprefix('env.')}` looks like a secret"
             help_ = "export it where the server starts; `server.api_key_env` names the server's own"
-            yield Hit(path, words, help=help_)
+            yield Violation(path, words, help=help_)
 
 
 def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
@@ -107,7 +109,7 @@ def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, st
 
 
 @rule("SD108", ERROR, policy=True)
-def open_bind(ctx: Context) -> Hits:
+def open_bind(ctx: Context) -> Violations:
     """The server listens on the network without a key, or with more open than the key guards.
 
     vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an
@@ -124,7 +126,7 @@ def open_bind(ctx: Context) -> Hits:
         text = "the key guards /v1, /v2 and /inference, but /invocations answers prompts without it"
         related = {"server.host": "open to the network"}
         help_ = "put a proxy in front that passes only /v1"
-        yield Hit("server.api_key_env", text, related=related, help=help_, severity=INFO)
+        yield Violation("server.api_key_env", text, related=related, help=help_, severity=INFO)
     else:
         opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
         is_command = ctx.profile.file == COMMAND
@@ -132,17 +134,17 @@ def open_bind(ctx: Context) -> Hits:
         text = f"the server listens on `{server.host}` without an API key"
         note = "a key guards /v1 and the like; /metrics, /health and /invocations stay open"
         help_ = f"{key}, or listen on 127.0.0.1 behind a proxy"
-        yield Hit("server.host", text, notes=(note,), help=help_)
+        yield Violation("server.host", text, notes=(note,), help=help_)
     for name, what in opened.items():
         if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
             text = f"`{name}` opens {what} to the network"
             help_ = "leave it out, or listen on 127.0.0.1"
             related = {"server.host": "the server listens here"}
-            yield Hit(f"env.{name}", text, related=related, help=help_, severity=WARNING)
+            yield Violation(f"env.{name}", text, related=related, help=help_, severity=WARNING)
 
 
 @rule("SD146", WARNING)
-def hidden_acceptance(ctx: Context) -> Hits:
+def hidden_acceptance(ctx: Context) -> Violations:
     """Speculation runs without the counters that show whether it helps.
 
     With `disable_log_stats`, vLLM publishes no speculation counters: acceptance can fall to nothing
@@ -153,11 +155,11 @@ def hidden_acceptance(ctx: Context) -> Hits:
     if ctx.engine.get("disable_log_stats") is True and ctx.variants:
         text = "the server will not report how many draft tokens are accepted"
         help_ = "leave `disable_log_stats` out"
-        yield Hit("engine.disable_log_stats", text, related=_speculates(ctx), help=help_)
+        yield Violation("engine.disable_log_stats", text, related=_speculates(ctx), help=help_)
 
 
 @rule("SD148", ERROR, needs="models", in_lint=True)
-def default_min_p(ctx: Context) -> Hits:
+def default_min_p(ctx: Context) -> Violations:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
     The server starts, but answers 400 to every request that does not set `min_p: 0`. The value
@@ -173,7 +175,7 @@ def default_min_p(ctx: Context) -> Hits:
     if isinstance(value, bool) or not ctx.variants:
         return
     if isinstance(value, int | float) and value > _EPSILON:
-        yield Hit(
+        yield Violation(
             path,
             f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
             label=label,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.checks.rules.memory import gib
 from specserve.vllm.versions import known_versions, reaches_newer
 
@@ -24,7 +24,7 @@ QUEUE_BYTES = 10 * 24 * 2**20
 
 
 @rule("SD402", ERROR)
-def unknown_vllm(ctx: Context) -> Hits:
+def unknown_vllm(ctx: Context) -> Violations:
     """The profile's `vllm` range contains no version that this specserve knows.
 
     specserve does not know the arguments of such a version, so it can neither judge the profile nor
@@ -35,7 +35,7 @@ def unknown_vllm(ctx: Context) -> Hits:
     spec = ctx.profile.vllm or ""
     newer = not ctx.versions and reaches_newer(spec)
     if not ctx.versions:
-        yield Hit(
+        yield Violation(
             "vllm",
             f"`{spec}` contains no vLLM version that this specserve knows",
             notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
@@ -45,7 +45,7 @@ def unknown_vllm(ctx: Context) -> Hits:
 
 
 @rule("SD403", WARNING, needs="host")
-def taken_port(ctx: Context) -> Hits:
+def taken_port(ctx: Context) -> Violations:
     """Another process listens on the port.
 
     vLLM binds the port before it loads the model, and ends with `Address already in use`. `up`
@@ -56,11 +56,11 @@ def taken_port(ctx: Context) -> Hits:
     assert ctx.plan is not None and ctx.host is not None
     if holder := ctx.host.taken_ports.get(ctx.plan.port):
         help_ = "stop it, or write another port; `port: 0` takes a free one"
-        yield Hit("server.port", f"port {ctx.plan.port} is taken by {holder}", help=help_)
+        yield Violation("server.port", f"port {ctx.plan.port} is taken by {holder}", help=help_)
 
 
 @rule("SD404", WARNING, needs="host")
-def small_shared_memory(ctx: Context) -> Hits:
+def small_shared_memory(ctx: Context) -> Violations:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
     Ranks exchange messages and NCCL data through it, and a container has 64 MiB. Below 240 MiB, an
@@ -77,7 +77,7 @@ def small_shared_memory(ctx: Context) -> Hits:
     split = "pipeline" if target.pipeline_parallel_size > target.tensor_parallel_size else "tensor"
     whose = f"{ranks} ranks share" if ranks > 1 else "engine and worker share"
     needs = ": vLLM needs 240 MiB for one message queue" if size < QUEUE_BYTES else ""
-    yield Hit(
+    yield Violation(
         f"target.{split}_parallel_size" if ranks > 1 else "target",
         f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
         help="give the container more shared memory: `docker run --shm-size 8g`, or `--ipc host`",
@@ -86,7 +86,7 @@ def small_shared_memory(ctx: Context) -> Hits:
 
 
 @rule("SD405", ERROR, needs="host")
-def full_disk(ctx: Context) -> Hits:
+def full_disk(ctx: Context) -> Violations:
     """The weights to download do not fit on the disk of the cache, or the cache cannot be written.
 
     The download ends in the middle, after minutes or hours, and the disk is full for everything
@@ -99,11 +99,11 @@ def full_disk(ctx: Context) -> Hits:
         if cache and missing and not cache.is_writable:
             text = f"{gib(missing)} must be downloaded, and `{cache.path}` cannot be written"
             help_ = "set `HF_HOME` to a folder that can be written, or download it beforehand"
-            yield Hit(path, text, help=help_)
+            yield Violation(path, text, help=help_)
         elif cache and missing > cache.free_bytes:
             free = f"`{cache.path}` has {gib(cache.free_bytes)} free"
             help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
-            yield Hit(path, f"{gib(missing)} must be downloaded, and {free}", help=help_)
+            yield Violation(path, f"{gib(missing)} must be downloaded, and {free}", help=help_)
 
 
 def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
@@ -132,7 +132,7 @@ _LONGEST = 300
 
 
 @rule("SD501", ERROR, needs="vllm")
-def refused_by_vllm(ctx: Context) -> Hits:
+def refused_by_vllm(ctx: Context) -> Violations:
     """vLLM's own code refuses the launch.
 
     vLLM raises the error while it computes its configuration, builds the models, plans the KV cache
@@ -152,7 +152,7 @@ def refused_by_vllm(ctx: Context) -> Hits:
         if judged.without is not None and judged.without.refused is None:
             notes.append("vLLM accepts the same launch without speculation")
         path = _place(ctx, judged, judged.refused, loc=judged.loc)
-        yield Hit(path, f"vLLM refuses this: {_short(judged.refused)}", notes=tuple(notes))
+        yield Violation(path, f"vLLM refuses this: {_short(judged.refused)}", notes=tuple(notes))
 
 
 def _short(text: str) -> str:
@@ -160,7 +160,7 @@ def _short(text: str) -> str:
 
 
 @rule("SD502", WARNING, needs="vllm")
-def changed_by_vllm(ctx: Context) -> Hits:
+def changed_by_vllm(ctx: Context) -> Violations:
     """vLLM runs the launch with another value than the profile asks for.
 
     The server starts, but serves something else than the profile says: a shorter context, other
@@ -173,7 +173,7 @@ def changed_by_vllm(ctx: Context) -> Hits:
             if where := _written(ctx, judged, item.argument):
                 text = f"the profile asks for `{item.value}`, and vLLM will run `{item.effective}`"
                 said = [f"vLLM: {_short(text)}" for text in reasons(judged, item)]
-                yield Hit(where, text, notes=(*said, f"basis: {judged.basis}"))
+                yield Violation(where, text, notes=(*said, f"basis: {judged.basis}"))
 
 
 def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
 
 
 @rule("SD503", INFO, needs="vllm")
-def warned_by_vllm(ctx: Context) -> Hits:
+def warned_by_vllm(ctx: Context) -> Violations:
     """vLLM warns about the launch.
 
     In the log of a start, this warning is one of hundreds of lines. What vLLM says at every launch
@@ -199,7 +199,7 @@ def warned_by_vllm(ctx: Context) -> Hits:
                 notes = [] if text in usual or judged.without is None else ["only with speculation"]
                 notes.append(f"basis: {judged.basis}")
                 place = _place(ctx, judged, text)
-                yield Hit(place, f"vLLM warns: {_short(text)}", notes=tuple(notes))
+                yield Violation(place, f"vLLM warns: {_short(text)}", notes=tuple(notes))
 
 
 def _place(ctx: Context, judged: VllmVerdict, text: str, *, loc: Iterable[str] = ()) -> str:

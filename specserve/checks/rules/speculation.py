@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specserve.checks.config import section, whole
-from specserve.checks.rule import ERROR, INFO, WARNING, Hit, Hits, Variant, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
 
 MAX_K = 128
 _FEW_TOKENS = 8
@@ -15,23 +15,25 @@ _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_emb
 
 
 @variant_rule("SD007", ERROR, needs="models", in_lint=True)
-def missing_key(variant: Variant) -> Hits:
+def missing_key(variant: Variant) -> Violations:
     """Neither the block nor its head's config.json says how many tokens are drafted."""
     text, head = f"`{variant.method}` needs `num_speculative_tokens`", variant.draft
     if variant.k is not None:
         return
     if variant.method == "mtp" or (variant.method == "dspark" and variant.model is None):
-        yield variant.hit("method", text, help="for `mtp`, 1 is a good value to start with")
+        yield variant.violation("method", text, help="for `mtp`, 1 is a good value to start with")
     elif variant.method in ("eagle", "eagle3", "dflash"):
         if head is None:
             text += ", unless the config.json of its head has `n_predict`"
         if head is None or "n_predict" not in head.config:
             severity = None if head else WARNING
-            yield variant.hit("method", text, help="most heads are used with 3", severity=severity)
+            yield variant.violation(
+                "method", text, help="most heads are used with 3", severity=severity
+            )
 
 
 @variant_rule("SD104", ERROR)
-def split_draft(variant: Variant) -> Hits:
+def split_draft(variant: Variant) -> Violations:
     """The draft's tensor parallelism is not the target's.
 
     vLLM accepts only 1 and the target's size. With 1, the V1 runner fails after it has loaded a
@@ -49,10 +51,10 @@ def split_draft(variant: Variant) -> Hits:
         if variant.method in ("eagle", "eagle3", "mtp", "dflash"):
             text = f"`{variant.method}` runs on the target's {size} ranks in any case"
             help_ = f"leave `{place}` out"
-            yield variant.hit(place, text, related=related, help=help_, severity=INFO)
+            yield variant.violation(place, text, related=related, help=help_, severity=INFO)
         return
     is_dropped = draft == 1 and _runs_on_v2(variant)
-    yield variant.hit(
+    yield variant.violation(
         place,
         "draft tensor parallelism is not the target's",
         label=f"draft asks for {draft}",
@@ -65,11 +67,11 @@ def split_draft(variant: Variant) -> Hits:
 
 def _runs_on_v2(variant: Variant) -> bool:
     """Whether every judged version serves this launch with the V2 model runner."""
-    return variant.ctx.on_gpu and variant.on("V2") == list(variant.ctx.judged)
+    return variant.ctx.on_gpu and variant.versions_on("V2") == list(variant.ctx.target_versions)
 
 
 @variant_rule("SD109", ERROR)
-def too_many_speculative_tokens(variant: Variant) -> Hits:
+def too_many_speculative_tokens(variant: Variant) -> Violations:
     """More tokens are drafted per step than the server or the head can use.
 
     Above 128 the V1 runner asserts at the first request, and the server dies; the V2 runner
@@ -84,17 +86,17 @@ def too_many_speculative_tokens(variant: Variant) -> Hits:
         if _runs_on_v2(variant):
             text, severity = f"{variant.k} tokens are drafted and verified in every step", WARNING
         help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
-        yield variant.hit("num_speculative_tokens", text, help=help_, severity=severity)
+        yield variant.violation("num_speculative_tokens", text, help=help_, severity=severity)
     elif variant.method in ("eagle", "eagle3"):
         trained, k = _trained_tokens(variant), variant.k
         help_ = "measure several K (`specserve tune`), and use the fastest"
         if trained is not None and k > 2 * trained:
             tokens = f"{trained} draft token{'s' * (trained > 1)}"
             text = f"the head was published for {tokens}; found {k}"
-            yield variant.hit("num_speculative_tokens", text, help=help_, severity=WARNING)
+            yield variant.violation("num_speculative_tokens", text, help=help_, severity=WARNING)
         elif trained is None and k > _FEW_TOKENS:
             text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {k}"
-            yield variant.hit("num_speculative_tokens", text, help=help_, severity=INFO)
+            yield variant.violation("num_speculative_tokens", text, help=help_, severity=INFO)
 
 
 def _trained_tokens(variant: Variant) -> int | None:
@@ -112,7 +114,7 @@ def _trained_tokens(variant: Variant) -> int | None:
 
 
 @variant_rule("SD116", WARNING)
-def surprising_ngram_window(variant: Variant) -> Hits:
+def surprising_ngram_window(variant: Variant) -> Violations:
     """The n-gram window has only one size, or none.
 
     If a bound is missing, vLLM sets it to the other; if both are missing, both are 5. Then only
@@ -126,11 +128,11 @@ def surprising_ngram_window(variant: Variant) -> Hits:
     if low and high and low > high:
         text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
         related = {variant.at("prompt_lookup_max"): f"which is {high}"}
-        yield variant.hit("prompt_lookup_min", text, related=related, severity=ERROR)
+        yield variant.violation("prompt_lookup_min", text, related=related, severity=ERROR)
     # a window of one size as short as 2 finds matches all the same
     size = high or low or 5
     if None in (low, high) and size > 2:
-        yield variant.hit(
+        yield variant.violation(
             "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
             f"only matches of exactly {size} tokens will be looked up",
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
@@ -138,7 +140,7 @@ def surprising_ngram_window(variant: Variant) -> Hits:
 
 
 @variant_rule("SD127", ERROR, policy=True)
-def synthetic_acceptance(variant: Variant) -> Hits:
+def synthetic_acceptance(variant: Variant) -> Violations:
     """Drafts are accepted whether the target agrees or not.
 
     `synthetic` accepts them at a rate that the profile sets: the text is made up. `fly`, a warning,
@@ -151,15 +153,15 @@ def synthetic_acceptance(variant: Variant) -> Hits:
     if method == "synthetic":
         text = "`synthetic` accepts drafts at a fixed rate: the server's text is made up"
         help_ = "leave it out, or write `# specserve: ignore[SD127] reason` if it tests the engine"
-        yield variant.hit("rejection_sample_method", text, help=help_)
+        yield variant.violation("rejection_sample_method", text, help=help_)
     elif method == "fly":
         text = "`fly` is lossy: the text is no longer the target's own"
         help_ = "leave it out for lossless verification"
-        yield variant.hit("rejection_sample_method", text, help=help_, severity=WARNING)
+        yield variant.violation("rejection_sample_method", text, help=help_, severity=WARNING)
 
 
 @variant_rule("SD139", WARNING)
-def unadapted_draft(variant: Variant) -> Hits:
+def unadapted_draft(variant: Variant) -> Violations:
     """Adapters change the target, but not the draft.
 
     vLLM applies LoRA adapters to the target only: the output stays right, but the draft predicts
@@ -173,11 +175,11 @@ def unadapted_draft(variant: Variant) -> Hits:
         text = f"adapters are not applied to the drafts of `{variant.method}`"
         help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`"
         related = {"engine.enable_lora": "adapters are served"}
-        yield variant.hit("method", text, related=related, help=help_)
+        yield variant.violation("method", text, related=related, help=help_)
 
 
 @variant_rule("SD167", WARNING)
-def unshared_overrides(variant: Variant) -> Hits:
+def unshared_overrides(variant: Variant) -> Violations:
     """Overrides of positions (RoPE) hold for the target, but not for its prediction layers.
 
     `mtp` layers then compute other positions than the target, which rejects what they draft in
@@ -193,4 +195,4 @@ def unshared_overrides(variant: Variant) -> Hits:
         text = f"`hf_overrides` changes `{found[0]}` for the target, but not for its `mtp` layers"
         related = {variant.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
-        yield Hit("engine.hf_overrides", text, related=related, help=help_)
+        yield Violation("engine.hf_overrides", text, related=related, help=help_)

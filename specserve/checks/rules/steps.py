@@ -11,9 +11,9 @@ from specserve.checks.rule import (
     INFO,
     WARNING,
     Context,
-    Hit,
-    Hits,
     Variant,
+    Violation,
+    Violations,
     count,
     variant_rule,
 )
@@ -47,7 +47,7 @@ def _beside(variant: Variant, requests: int) -> dict[str, str]:
 
 
 @variant_rule("SD138", WARNING)
-def small_steps(variant: Variant) -> Hits:
+def small_steps(variant: Variant) -> Violations:
     """A step has no room for the draft tokens of every request.
 
     A decode step has K + 1 tokens of each of `max_num_seqs` requests: what exceeds
@@ -62,7 +62,7 @@ def small_steps(variant: Variant) -> Hits:
     if budget is None:
         help_ = f"write `max_num_batched_tokens: {_USUAL}`"
         if text := _default_step(variant):
-            yield variant.hit("num_speculative_tokens", text, help=help_, severity=INFO)
+            yield variant.violation("num_speculative_tokens", text, help=help_, severity=INFO)
         return
     if requests is None:  # vLLM's default on a GPU is never above the tokens of a step
         requests = min(LEAST_SEQUENCES, budget) if ctx.on_gpu else 1
@@ -72,16 +72,18 @@ def small_steps(variant: Variant) -> Hits:
         text = f"a decode step of {requests} requests needs {needed} tokens; a step has {budget}"
         help_ = f"write `max_num_batched_tokens: {max(needed, _USUAL)}`, or lower one of the others"
         severity = ERROR if is_refused else WARNING
-        yield Hit(TOKENS, text, related=_beside(variant, requests), help=help_, severity=severity)
+        yield Violation(
+            TOKENS, text, related=_beside(variant, requests), help=help_, severity=severity
+        )
     elif budget < _USUAL and not ctx.on_cpu and variant.path == "speculation":
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below {_USUAL}"
         help_ = f"write `max_num_batched_tokens: {_USUAL}`, if the memory allows it"
-        yield Hit(TOKENS, text, help=help_, severity=INFO)
+        yield Violation(TOKENS, text, help=help_, severity=INFO)
 
 
 def _default_step(variant: Variant) -> str | None:
     """What is wrong with the step that vLLM takes by itself, if all drafts overfill it."""
-    kind, version = _gpu_kind(variant.ctx), variant.ctx.judged[-1]
+    kind, version = _gpu_kind(variant.ctx), variant.ctx.target_versions[-1]
     if kind is None or kind.vendor != "nvidia":
         return None
     least, requests = batch_defaults(
@@ -98,7 +100,7 @@ def _default_step(variant: Variant) -> str | None:
 
 
 @variant_rule("SD164", WARNING)
-def uncaptured_decode(variant: Variant) -> Hits:
+def uncaptured_decode(variant: Variant) -> Violations:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
     A step with drafts has K + 1 tokens of each request, and beyond the largest graph it runs
@@ -121,7 +123,7 @@ def uncaptured_decode(variant: Variant) -> Hits:
         words = f"{requests} request{'s' if requests > 1 else ''}"
         text = f"a decode step of {words} has {needed} tokens; CUDA graphs end at {captured} tokens"
         help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
-        yield Hit(path, text, related=_beside(variant, requests), help=help_)
+        yield Violation(path, text, related=_beside(variant, requests), help=help_)
 
 
 def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:

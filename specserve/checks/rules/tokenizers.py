@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Hit, Hits, Variant, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 
@@ -68,7 +68,7 @@ def _overrides_size(variant: Variant) -> bool:
 
 def _of_families(
     variant: Variant, target: TokenizerFamily, draft: TokenizerFamily, note: str = ""
-) -> Hit:
+) -> Violation:
     """A hit that names both families, or only both sizes if they are of one family."""
     text = "draft and target have vocabularies of different sizes"
     sizes = [target.vocab_size, draft.vocab_size]
@@ -77,7 +77,7 @@ def _of_families(
         text = f"draft and target have different tokenizers: {draft.name} and {target.name}"
         labels = [f"{each.name}: {each.vocab_size:,} entries" for each in (target, draft)]
     sources = dict.fromkeys(f"{each.source} ({each.date})" for each in (target, draft))
-    return variant.hit(
+    return variant.violation(
         "model",
         text,
         label=labels[1],
@@ -88,7 +88,7 @@ def _of_families(
 
 
 @variant_rule("SD201", ERROR, needs="models", in_lint=True)
-def unequal_vocabularies(variant: Variant) -> Hits:
+def unequal_vocabularies(variant: Variant) -> Violations:
     """The vocabulary of a draft model has another size than the target's.
 
     vLLM compares `vocab_size` of the two config.json files, even where all tokens are the same and
@@ -105,7 +105,7 @@ def unequal_vocabularies(variant: Variant) -> Hits:
         return
     if (mapped := _compared(variant, mapped=True)) and (mapped.overlap or 1) < KEPT:
         share = f"the vocabularies share {mapped.shared_tokens or 0:,} tokens"
-        yield variant.hit(
+        yield variant.violation(
             "model",
             f"{share}, and the draft can propose no others",
             label=f"{mapped.overlap or 0:.0%} of its tokens are in the target's vocabulary",
@@ -116,7 +116,7 @@ def unequal_vocabularies(variant: Variant) -> Hits:
     found = _compared(variant)
     if found is None or _same_size(found) or _overrides_size(variant):
         return  # overrides change the sizes that config.json states
-    yield variant.hit(
+    yield variant.violation(
         "model",
         "draft and target have vocabularies of different sizes",
         label=f"{found.draft_vocab_size:,} entries",
@@ -147,7 +147,7 @@ def _way_out(found: TokenizerComparison) -> str:
 
 
 @variant_rule("SD202", ERROR, needs="models", in_lint=True)
-def foreign_token_ids(variant: Variant) -> Hits:
+def foreign_token_ids(variant: Variant) -> Violations:
     """The target's token ids mean other tokens to the draft.
 
     vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and
@@ -163,7 +163,7 @@ def foreign_token_ids(variant: Variant) -> Hits:
         return
     share, first = found.mismatch_by_occurrence, found.first_difference
     if found.verdict in ("overlap", "incompatible") or share:
-        yield variant.hit(
+        yield variant.violation(
             "model",
             f"{_ids(found.differing_ids)} the draft{_often(share)}",
             label=_here(first),
@@ -175,7 +175,7 @@ def foreign_token_ids(variant: Variant) -> Hits:
     if found.verdict == "special_tokens_differ" and (found.template_ids or not share):
         first = found.template_ids[0] if found.template_ids else first
         used = "" if found.template_ids else ", though the chat template uses none of them"
-        yield variant.hit(
+        yield variant.violation(
             "model",
             f"special tokens of the target mean something else to the draft{used}",
             label=_here(first),
