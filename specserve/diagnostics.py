@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
 
-_QUOTED = re.compile(r"`([^`]*)`")
 _LONGEST_QUOTED = 300
 
 
 def shortened(text: str) -> str:
     """The text with what stands in backticks cut: the name of a model may be a megabyte long."""
-    if len(text) <= _LONGEST_QUOTED:
-        return text
-    return _QUOTED.sub(
-        lambda match: (
-            f"`{match[1][:_LONGEST_QUOTED]}…`" if len(match[1]) > _LONGEST_QUOTED else match[0]
-        ),
-        text,
-    )
+    parts = text.split("`")
+    quoted = parts[1::2]
+    parts[1::2] = [each[:_LONGEST_QUOTED] + "…" * (len(each) > _LONGEST_QUOTED) for each in quoted]
+    return "`".join(parts)
 
 
 class Severity(StrEnum):
@@ -140,8 +133,8 @@ class Report:
         return sum(finding.severity is severity for finding in self.findings)
 
 
-class Notices(Protocol):
-    """Hears what a step noticed that does not stop it."""
+class Notices:
+    """Hears what a step noticed that does not stop it; this one forgets it."""
 
     def say(self, text: str) -> None:
         """Take a line about what happens."""
@@ -154,12 +147,3 @@ class Notices(Protocol):
 
     def progress(self, text: str) -> None:
         """Take what is being done now; an empty text: nothing any more."""
-
-
-class NoNotices:
-    """Notices that nobody reads."""
-
-    def _drop(self, *_: Any, **__: Any) -> None:
-        """Drop whatever it is."""
-
-    say = warn = show = progress = _drop

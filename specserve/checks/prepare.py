@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
+from specserve.diagnostics import Finding, Notices, Related, Severity, Span
 from specserve.engine.jsonlines import JsonLines, message_in
-from specserve.errors import CheckFailed, SpecserveError, quoted
+from specserve.errors import ProfileError, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Need
     from specserve.plan.launchplan import LaunchPlan
 
-_UNHEARD = NoNotices()
+_UNHEARD = Notices()
 _AS_WRITTEN = LaunchOptions()
 _CHILD = """
 from specserve.engine.jsonlines import JsonLines
@@ -38,7 +38,7 @@ def prepare(
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch. `notices` hears the warnings.
 
-    Raises ProfileError for a bad profile, CheckFailed if a rule finds an error, UsageError and FactError.
+    Raises ProfileError (exit code 1 if a rule finds an error), UsageError and FactError.
     """
     from specserve.checks.doctor import lacks_compiler
     from specserve.checks.oraclechild import installed_vllm
@@ -57,7 +57,7 @@ def prepare(
     if options.check and options.starts and planned.host and lacks_compiler(plan, planned.host):
         text = "vLLM would compile the model on this machine, which has no C++ compiler"
         hint = "install g++, or write `enforce_eager: true` under `engine`; `--no-check` starts it anyway"
-        raise CheckFailed(f"{profile.span('engine.enforce_eager')}: {text}", hint=hint)
+        raise ProfileError(f"{profile.span('engine.enforce_eager')}: {text}", hint=hint, exit_code=1)
     return planned.profile, plan
 
 
@@ -80,7 +80,7 @@ def loaded(path: str, options: LaunchOptions) -> Profile:
 def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **here: Any) -> None:
     """Run the rules about the profile, and with plan and host those about this machine.
 
-    Raises CheckFailed for errors.
+    Raises ProfileError for errors.
     """
     from specserve.checks.run import run_rules_on_profile
 
@@ -93,7 +93,7 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
 
 
 def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions, notices: Notices) -> None:
-    """Raises CheckFailed if one of the findings is an error; else shows the warnings."""
+    """Raises ProfileError if one of the findings is an error; else shows the warnings."""
     from specserve.checks.run import can_be_passed
 
     found = tuple(item for item in findings if item.code not in options.passed)
@@ -103,7 +103,7 @@ def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions
         hint = (
             "`specserve up --no-check` starts it anyway" if options.starts and can_be_passed(found) else None
         )
-        raise CheckFailed(message, findings=found, hint=hint)
+        raise ProfileError(message, findings=found, hint=hint, exit_code=1)
     if warnings := [item for item in found if item.severity is Severity.WARNING]:
         notices.show(warnings)
 
@@ -113,7 +113,7 @@ def check_launch(
 ) -> None:
     """Check what is to be launched here: models, memory and machine, in a child.
 
-    Raises CheckFailed; `notices` hears warnings and what was not checked.
+    Raises ProfileError; `notices` hears warnings and what was not checked.
     """
     request = {
         "path": path,
@@ -200,7 +200,7 @@ def _checked(request: dict[str, Any], lines: JsonLines) -> tuple[list[Finding], 
 
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
-    """Raises CheckFailed if the server would listen beyond loopback without a key; `insecure`: warns instead."""
+    """Raises ProfileError if the server would listen beyond loopback without a key; `insecure`: warns instead."""
     from specserve.checks.rules.serving import is_open
 
     if profile.server.api_key_env or not is_open(profile):
@@ -210,8 +210,9 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
     if insecure:
         notices.warn(text)
         return
-    raise CheckFailed(
+    raise ProfileError(
         f"{profile.span('server.host')}: {text}",
+        exit_code=1,
         hint=(
             "set `server.api_key_env` to the name of a variable (a key guards /v1 and similar paths; "
             "/metrics, /health and /invocations stay open), or pass `--insecure`"
@@ -220,12 +221,13 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
 
 
 def refuse_secrets(profile: Profile) -> None:
-    """Raises CheckFailed if a profile contains a secret: what is rendered from it would, too."""
+    """Raises ProfileError if a profile contains a secret: what is rendered from it would, too."""
     from specserve.checks.run import run_rules_on_profile
 
     found = [item for item in run_rules_on_profile(profile).findings if item.code == "SD107"]
     if found:
-        raise CheckFailed(
+        raise ProfileError(
             f"`{profile.file}` contains secrets, which no rendered file may",
+            exit_code=1,
             findings=tuple(replace(item, severity=Severity.ERROR) for item in found),
         )

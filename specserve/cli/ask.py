@@ -66,7 +66,7 @@ def ask(
             answer = client.ask(question, on_text=(lambda *_: None) if as_json else screen.show)
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
-        raise Interrupted(message, signal_number=signal.SIGINT) from None
+        raise Interrupted(message, exit_code=128 + signal.SIGINT) from None
     if as_json:
         out(json_document({"url": place, **json_values(answer)}))
         return

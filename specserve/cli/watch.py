@@ -55,7 +55,7 @@ def watch(
         raise watched.profile_error
 
     def end(number: int, _frame: object) -> NoReturn:
-        raise Interrupted("ended by SIGTERM", signal_number=number)
+        raise Interrupted("ended by SIGTERM", exit_code=128 + number)
 
     before = signal.signal(signal.SIGTERM, end)  # a live screen gives the cursor back
     try:

@@ -305,6 +305,6 @@ class Measurement:
         """A few times a second while the load generator works."""
         if self._stop.count:
             number = self._stop.signal or 15
-            raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
+            raise Interrupted(f"stopped by {signal_name(number)}", exit_code=128 + number)
         for server in servers.values():
             server.check()

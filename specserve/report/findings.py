@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TextIO
 
-from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
+from specserve.diagnostics import Finding, Notices, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, names_a_secret, redacted
 from specserve.profile.source import recall
@@ -195,7 +195,7 @@ def readable(text: str) -> str:
     return escaped(redacted(text))
 
 
-class StderrNotices:
+class StderrNotices(Notices):
     """Notices on stderr: warnings as lines, progress as one line of a terminal that goes away."""
 
     def say(self, text: str) -> None:

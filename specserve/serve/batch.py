@@ -250,7 +250,7 @@ def run(
             """Ends the run between two answers if a signal came, never inside a write or a start of a process."""
             if stop.count:
                 message = f"stopped: {output.written} of {len(lines)} lines {output.place}"
-                raise Interrupted(message, signal_number=stop.signal or signal.SIGTERM)
+                raise Interrupted(message, exit_code=128 + (stop.signal or signal.SIGTERM))
             show(status)
 
         def finish(entry: Entry, answer: Mapping[str, Any]) -> None:

@@ -335,7 +335,6 @@ def _error(
         cause = replace(cause, message=said or cause.message, hint=hint or cause.hint)
     return LaunchError(
         message,
-        phase=str(phase),
         log_path=str(group.log_path),
         # if the cause is known, the end of the log is its echo
         log_tail=() if cause.is_known else tuple(redacted(line.text) for line in lines[-5:]),

@@ -72,7 +72,7 @@ class RunningServer:
         if self.stop.count:
             number = self.stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} came before the server was ready, so it was stopped"
-            raise Interrupted(message, signal_number=number)
+            raise Interrupted(message, exit_code=128 + number)
         self.check()
         self.phase = Phase.SERVING
         self.child.note_traces()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.prepare import check_launch
-from specserve.errors import CheckFailed
+from specserve.errors import ProfileError
 from specserve.plan.launch import LaunchOptions
 from specserve.report.findings import StderrNotices
 from tests.checks.checkpoints import beside
@@ -41,7 +41,7 @@ def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are_and_the_cost
 
 
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(ProfileError) as caught:
         check_launch(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
@@ -49,7 +49,7 @@ def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> No
 
 
 def test_a_path_that_is_not_here_stops_a_launch_here(write: Write) -> None:
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(ProfileError) as caught:
         check_launch(str(write("target: {model: /models/nobody-has-this}\n")), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290"]
 

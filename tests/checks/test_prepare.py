@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.prepare import prepare
-from specserve.errors import CheckFailed, FactError
+from specserve.errors import FactError, ProfileError
 from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.launch import LaunchOptions
@@ -51,7 +51,7 @@ def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
 def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: Callable[..., None]) -> None:
     machine(None)
     file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(ProfileError) as caught:
         prepare(file)
     assert "SD108" in [item.code for item in caught.value.findings]
     with pytest.raises(FactError, match="vLLM is not installed in specserve's environment"):
@@ -96,7 +96,7 @@ def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(
 ) -> None:
     machine("0.32.0+cpu")
     file = str(write("target: {model: a/b}"))
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(ProfileError) as caught:
         prepare(file)
     assert caught.value.exit_code == 1 and "no C++ compiler" in caught.value.message
     assert "install g++" in failure(caught.value)
@@ -112,7 +112,7 @@ def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(
 def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: Callable[..., None]) -> None:
     machine("0.33.0")
     file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
-    with pytest.raises(CheckFailed, match="did not pass its check: 1 error") as caught:
+    with pytest.raises(ProfileError, match="did not pass its check: 1 error") as caught:
         prepare(file)
     assert caught.value.hint == "`specserve up --no-check` starts it anyway"
     assert prepare(file, LaunchOptions(check=False))[1].host == "0.0.0.0"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
-from specserve.diagnostics import NoNotices
+from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
@@ -72,7 +72,7 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(profi
     request = BenchRequest(
         str(profile), others=(str(other),), alternatives=("baseline",), settings=("target.max_model_len=256",)
     )
-    variants = plan_bench(request, starts=False, notices=NoNotices()).variants
+    variants = plan_bench(request, starts=False, notices=Notices()).variants
     lengths = {each.name: each.plan.engine_kwargs["max_model_len"] for each in variants if each.plan}
     assert lengths == {"baseline": 256, "profile": 256, "other": 512}
 
@@ -91,7 +91,7 @@ def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_i
     profile: Path, quick: bool, together: bool, asked: int | None, launches: int
 ) -> None:
     request = BenchRequest(str(profile), quick=quick, alternatives=("baseline",), launches=asked)
-    plan = plan_bench(request, starts=False, together=together, notices=NoNotices())
+    plan = plan_bench(request, starts=False, together=together, notices=Notices())
     assert plan.launches == launches and len(plan.sessions) == (launches if together else 2 * launches)
 
 
@@ -215,7 +215,7 @@ def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(
     profile: Path,
 ) -> None:
     profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
-    found = plan_bench(BenchRequest(str(profile)), starts=False, notices=NoNotices()).points
+    found = plan_bench(BenchRequest(str(profile)), starts=False, notices=Notices()).points
     usual = [(name, load) for name in ("chat", "code") for load in (1, 4)]
     assert [(each.workload, each.concurrency) for each in found] == usual
     points = points_of(BenchRequest(concurrency="8"), defaults=DEFAULTS)

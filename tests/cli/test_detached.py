@@ -18,7 +18,7 @@ import pytest
 from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import start
-from specserve.errors import CheckFailed, LaunchError, UsageError
+from specserve.errors import LaunchError, ProfileError, UsageError
 from specserve.hardware.accelerators import Accelerator
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -300,7 +300,7 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
     file.write_text(f"target: {{model: m}}\nserver: {server}\n")
     profile = load_profile(file)
     if refused:
-        with pytest.raises(CheckFailed, match="without an API key") as caught:
+        with pytest.raises(ProfileError, match="without an API key") as caught:
             refuse_exposed(profile, insecure=False, notices=StderrNotices())
         assert caught.value.hint is not None
         assert "/metrics" in caught.value.hint and "`--insecure`" in caught.value.hint

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specserve.cli.commands import run
-from specserve.errors import CheckFailed, UsageError
+from specserve.errors import ProfileError, UsageError
 
 ROOT = Path(__file__).parents[2]
 LLAMA = str(ROOT / "configs" / "llama70b-8b.yaml")
@@ -85,7 +85,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_profile_with_an_error_is_not_rendered(tmp_path: Path) -> None:
     bad = ["--set", "speculation.draft_tensor_parallel_size=3"]
-    with pytest.raises(CheckFailed):
+    with pytest.raises(ProfileError):
         render(LLAMA, "--to", "ray", *bad)
 
 

@@ -191,7 +191,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
             if launch < 0:  # the warm-up
                 return None
             if here.interrupt_after is not None and len(here.sent) >= here.interrupt_after:
-                raise Interrupted("stopped", signal_number=here.signal_number)
+                raise Interrupted("stopped", exit_code=128 + here.signal_number)
             here.sent.append((variant.name, block.point))
             return here.run(block, variant=variant.name, launch=launch)
 

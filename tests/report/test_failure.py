@@ -6,7 +6,6 @@ import pytest
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import (
-    CheckFailed,
     FactError,
     Interrupted,
     LaunchError,
@@ -36,7 +35,7 @@ BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("n
             2,
         ),
         (
-            CheckFailed("bad", findings=(BAD,)),
+            ProfileError("bad", findings=(BAD,), exit_code=1),
             "error[SD005]: unknown key `x`\n --> no.yaml:2:3\n\nerror: bad",
             1,
         ),
@@ -46,7 +45,7 @@ BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("n
             2,
         ),
         (TrafficError("refused"), "error: refused", 2),
-        (Interrupted("stopped", signal_number=15), "error: stopped", 143),
+        (Interrupted("stopped", exit_code=143), "error: stopped", 143),
     ],
 )
 def test_each_error_says_what_and_why_and_the_way_out(error: SpecserveError, text: str, code: int) -> None:

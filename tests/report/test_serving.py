@@ -107,7 +107,7 @@ def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixtu
     view = JsonView(PLAN)
     for event in LIFE:
         view(event)
-    view.failed(LaunchError("it died", phase="serving", causes=("because",), hint="do this", log_path="/l"))
+    view.failed(LaunchError("it died", causes=("because",), hint="do this", log_path="/l"))
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.err.splitlines()]
     assert [record["event"] for record in records] == [

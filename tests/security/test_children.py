@@ -15,7 +15,7 @@ from specserve.checks.oracle import VllmJudge, VllmQuestion, ask
 from specserve.checks.oraclechild import child_of
 from specserve.checks.prepare import check_launch
 from specserve.engine.jsonlines import message_in
-from specserve.errors import CheckFailed
+from specserve.errors import ProfileError
 from specserve.hardware.accelerators import assume
 from specserve.models.read import read_model
 from specserve.models.sample import counted, encoding
@@ -88,7 +88,7 @@ def noise(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_check_before_a_launch_executes_nothing_of_the_working_directory(pair: str, marks: Path) -> None:
     check_launch(pair, notices=StderrNotices())
-    with pytest.raises(CheckFailed):
+    with pytest.raises(ProfileError):
         check_launch(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert not marks.exists()
 
@@ -128,7 +128,7 @@ def test_every_python_that_is_started_has_a_safe_path() -> None:
 @pytest.mark.usefixtures("noise")
 def test_what_is_printed_is_no_answer_of_the_check_before_a_launch(pair: str) -> None:
     check_launch(pair, notices=StderrNotices())
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(ProfileError) as caught:
         check_launch(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
 

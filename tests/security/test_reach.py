@@ -9,7 +9,7 @@ import pytest
 from specserve.checks.prepare import refuse_exposed
 from specserve.checks.rules.serving import is_open
 from specserve.cli.app import _run as run
-from specserve.errors import CheckFailed
+from specserve.errors import ProfileError
 from specserve.hardware.host import free_port
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
@@ -46,7 +46,7 @@ def test_what_is_not_surely_loopback_is_refused_without_a_key_and_told_why_a_key
     host: str, profile: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = profile(f"server: {{host: {ascii(host).replace(chr(39), chr(34))}}}")
-    with pytest.raises(CheckFailed) as raised:
+    with pytest.raises(ProfileError) as raised:
         refuse_exposed(loaded, insecure=False, notices=StderrNotices())
     assert raised.value.hint is not None
     for word in ("server.api_key_env", "/metrics", "/health", "/invocations", "--insecure"):

@@ -124,7 +124,7 @@ def plan_variant(
     alternative: str | None = None,
     check: bool = True,
 ) -> Variant:
-    """Return a server that is to be launched. Raises ProfileError, CheckFailed.
+    """Return a server that is to be launched. Raises ProfileError.
 
     `starts`: by the vLLM that is here. `check`: models, memory and machine are judged, too.
     """
@@ -258,7 +258,7 @@ def plan_bench(
     """Plan a command. `starts`: models, memory and machine are checked, too.
 
     `together`: whether the servers of the run that is resumed ran at the same time. Raises
-    ProfileError, CheckFailed, UsageError.
+    ProfileError, UsageError.
     """
     if request.profile == "-" or "-" in request.workloads:
         why = "`bench` cannot read from stdin because the run could not be resumed"

@@ -149,7 +149,7 @@ def train(
             if message and message["event"] == "done":
                 return message
             if asked_s and (message is None or message["event"] == "stopped"):
-                raise Interrupted(kept, signal_number=stop.signal or signal.SIGINT)
+                raise Interrupted(kept, exit_code=128 + (stop.signal or signal.SIGINT))
             if message is None or message["event"] == "failed":
                 child.wait()
                 said = str(message["error"]) if message else None

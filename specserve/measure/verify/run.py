@@ -155,7 +155,7 @@ def run_verification(
         def tick() -> None:
             if stop.count:
                 number = stop.signal or signal.SIGINT
-                raise Interrupted("interrupted before there was a verdict", signal_number=number)
+                raise Interrupted("interrupted before there was a verdict", exit_code=128 + number)
 
         def session(server: str | None) -> VerifySession:
             url, key = find_server(server)

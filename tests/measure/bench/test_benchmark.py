@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.diagnostics import NoNotices
+from specserve.diagnostics import Notices
 from specserve.measure.bench.blocks import Pass, blocks
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
 from specserve.measure.bench.result import read_result
@@ -21,7 +21,7 @@ from specserve.report.bench import BenchView, rendered
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import request
 
-OUTLET = Outlet(NoNotices(), BenchView, lambda result: {"result.json": rendered(result, form="json")})
+OUTLET = Outlet(Notices(), BenchView, lambda result: {"result.json": rendered(result, form="json")})
 NOTE = "mine: 1 of 4 lines of the log were left out"
 
 
@@ -41,7 +41,7 @@ def plan(tmp_path: Path) -> BenchPlan:
             profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),),
             concurrency="1",
         ),
-        notices=NoNotices(),
+        notices=Notices(),
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_without_vllm_it_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_waiting_can_be_broken_off_and_leaves_no_process(tmp_path: Path) -> None:
     def stop() -> None:
-        raise Interrupted("stopped", signal_number=2)
+        raise Interrupted("stopped", exit_code=128 + 2)
 
     others = set(psutil.Process().children())
     generator = driver(tmp_path, "import time; time.sleep(600)", on_tick=stop)

@@ -52,7 +52,7 @@ class World:
             if launch < 0:  # the warm-up
                 return None
             if self.ends_after is not None and len(self.sent) >= self.ends_after:
-                raise Interrupted("stopped by SIGINT", signal_number=2)
+                raise Interrupted("stopped by SIGINT", exit_code=128 + 2)
             self.sent.append(block)
             requests = tuple(request(f"{each.id}#{at}") for at, each in enumerate(block.prompts))
             took_s = self.seconds(variant.name, block)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.diagnostics import NoNotices
+from specserve.diagnostics import Notices
 from specserve.measure.distill.plan import DistillPlan, DistillRequest, plan_distillation
 from tests.cli.pair import laid_out
 
@@ -54,7 +54,7 @@ def plan(
 ) -> DistillPlan:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "out"))
     request = DistillRequest(profile(PAIR), str(traffic))
-    return plan_distillation(request, notices=NoNotices(), starts=False)
+    return plan_distillation(request, notices=Notices(), starts=False)
 
 
 def test_prompts_are_answered_at_their_own_temperature_and_those_that_choose_greedily(
