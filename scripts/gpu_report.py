@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import html
 import json
+import math
 import os
 import re
 import shlex
@@ -236,8 +237,43 @@ def write_models(models: Path) -> None:
         model = models / name
         model.mkdir(exist_ok=True)
         write(model / "config.json", dumps(shape))
+        write_weights(model / "model.safetensors", shape)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(ROOT / "demo" / "target" / file, model / file)
+
+
+def write_weights(file: Path, shape: Json) -> None:
+    """A file that takes no room: a header by which `check` weighs the model, and a hole."""
+    hidden, inner, heads = (shape[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = (heads * shape[f"num_{each}_heads"] for each in ("attention", "key_value"))
+    is_head, experts = "draft_vocab_size" in shape, range(shape.get("num_experts", 0))
+    inner = shape.get("moe_intermediate_size", inner)
+    wide = 2 * hidden if is_head else hidden  # a head reads the embedding beside its hidden state
+    sizes = {f"self_attn.{each}_proj": (keys, wide) for each in "kv"}
+    sizes |= {"self_attn.q_proj": (queries, wide), "self_attn.o_proj": (hidden, queries)}
+    for part in [f"mlp.experts.{at}" for at in experts] or ["mlp"]:
+        sizes |= {f"{part}.{each}_proj": (inner, hidden) for each in ("gate", "up")}
+        sizes[f"{part}.down_proj"] = (hidden, inner)
+    stored, root = ("F8_E4M3", 1) if "quantization_config" in shape else ("BF16", 2), "model.layers"
+    tensors = {
+        f"midlayer.{name}.weight" if is_head else f"{root}.{at}.{name}.weight": (*stored, size)
+        for at in range(shape["num_hidden_layers"])
+        for name, size in sizes.items()
+    }
+    table = ("BF16", 2, (shape["vocab_size"], hidden))
+    if is_head:
+        tensors["fc.weight"] = ("BF16", 2, (hidden, 3 * hidden))
+        tensors["lm_head.weight"] = ("BF16", 2, (shape["draft_vocab_size"], hidden))
+    else:
+        tensors["model.embed_tokens.weight"] = table
+        tensors |= {} if shape["tie_word_embeddings"] else {"lm_head.weight": table}
+    header, end = {}, 0
+    for name, (dtype, width, size) in tensors.items():
+        start, end = end, end + width * math.prod(size)
+        header[name] = {"dtype": dtype, "shape": size, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(file, 8 + len(text) + end)
 
 
 def measured(session: Session, step: Step, machine: Json) -> tuple[Json, list[Json]]:

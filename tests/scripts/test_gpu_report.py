@@ -100,7 +100,10 @@ def test_check_refuses_none_of_the_profiles_that_are_measured(
     found = json.loads(done.stdout)
     wrong = [item["message"] for item in found["findings"] if item["severity"] == "error"]
     assert wrong == []
-    assert len(found["verdicts"]) == 5
+    sizes = {each["name"]: each["memory"]["per_gpu_bytes"] for each in found["verdicts"]}
+    gib = {name: each["target_weights"] / 2**30 for name, each in sizes.items()}
+    assert len(sizes) == 5 and gib["draft-64"] == pytest.approx(15.0, abs=0.1)
+    assert gib["moe-fp8"] == pytest.approx(29, abs=1)
 
 
 def test_a_start_is_a_memory_point(tmp_path: Path) -> None:
