@@ -26,8 +26,8 @@ UNUSED_IGNORE = Code(
     Severity.WARNING,
     """A `# specserve: ignore[…]` comment that hides nothing.
 
-    What it hid is gone, or its code is misspelt; if it stays, it may later hide a new finding. Comments for
-    rules that did not run, such as those about models in `lint`, are not reported.
+    What it hid is gone, or its code is misspelt; if it stays, it may later hide a new finding.
+    Comments for rules that did not run, such as those about models in `lint`, are not reported.
     Instead: remove the comment.
     Source: specserve, checks/run.py
     """,
@@ -69,7 +69,8 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bo
         name, mark = identity(profile, found.findings) if fingerprints else (None, None)
         not_run = found.stopped if problems else ()
         verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings), not_run))
-    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(static_rules()))
+    rules = len(static_rules())
+    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=rules)
 
 
 def lint_text(text: str, *, file: str) -> list[Finding]:
@@ -89,9 +90,7 @@ def verdict_of(findings: list[Finding]) -> str:
 
 def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
     """The name and the fingerprint; None for a profile that cannot be launched as it is written."""
-    if any(finding.code.startswith("SD0") for finding in findings):
-        return None, None
-    return profile.name, fingerprint(profile)
+    return (None, None) if verdict_of(findings) == "invalid" else (profile.name, fingerprint(profile))
 
 
 def run_rules_on_profile(
@@ -103,7 +102,7 @@ def run_rules_on_profile(
     here: bool = False,
     needs: Collection[Need] | None = None,
 ) -> RuleRun:
-    """What the rules find that look at no model. With a plan and a host, the rules about this machine run too.
+    """What the rules find that look at no model, and with a plan and a host those about this machine.
 
     `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
     """
@@ -132,12 +131,13 @@ def run_rules(
         except UnreadableValue:
             stopped.append(rule.code)
     problems = list(problems)
-    unread = {item.span for item in problems if item.code == "SD290"}  # says that there is no such model, too
-    found = [item for item in _without_repeats(found) if item.code != "SD171" or item.span not in unread]
-    found = [*problems, *found]
+    absent = {item.span for item in problems if item.code == _OF_READING}
+    found = [item for item in found if item.code != "SD171" or item.span not in absent]
+    found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]
-    kept, hidden = _suppressed(found, context.profile, {rule.code for rule in ran} - unsure - set(stopped))
+    sure = {rule.code for rule in ran} - unsure - set(stopped)
+    kept, hidden = _suppressed(found, context.profile, sure)
     return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
 
 
@@ -158,7 +158,7 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
 
 
 def can_be_passed(findings: Iterable[Finding]) -> bool:
-    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
+    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate."""
     passable = {rule.code for rule in all_rules() if rule.policy or rule.needs == "hardware"}
     return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
 

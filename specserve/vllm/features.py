@@ -12,25 +12,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-OLDEST = 19
-"""The oldest minor version (0.19) that a row speaks of."""
+OLDEST = "0.19"
+"""The oldest minor that a row speaks of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One combination, in the versions in which it fails."""
 
-    minors: str
     text: str
     severity: str
     source: str
     """Threads, or the file of vLLM that shows it."""
+    since: str = OLDEST
+    until: str | None = None
+    """The first minor that is sound again."""
     methods: tuple[str, ...] = ()
     """Empty: whatever drafts."""
     when: Mapping[str, Any] = field(default_factory=dict)
     place: str = "method"
     """The key of the block at which it is reported."""
     help: str | None = None
+
+    def minors(self, newest: str) -> list[str]:
+        """The minors in which it fails, up to the newest."""
+        last = _number(newest) + 1
+        until = min(_number(self.until), last) if self.until else last
+        return [f"0.{number}" for number in range(_number(self.since), until)]
 
     def applies(self, method: str, value: Callable[[str], Any]) -> bool:
         """Whether a block of this method is such a combination. `value` answers for each name in `when`."""
@@ -45,6 +53,10 @@ def _matches(found: Any, wanted: Any) -> bool:
     return found in wanted if isinstance(wanted, list) else found == wanted and type(found) is type(wanted)
 
 
+def _number(minor: str) -> int:
+    return int(minor.partition(".")[2])
+
+
 @lru_cache
 def features() -> tuple[Feature, ...]:
     """Every row."""
@@ -52,20 +64,12 @@ def features() -> tuple[Feature, ...]:
     return tuple(Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text))
 
 
-def minors_before(oldest: str, *, spec: str) -> tuple[str, ...]:
-    """The minors of a PEP 440 range from 0.19 on that are older than one of them."""
-    return tuple(name for name in minors_in(spec, newest=oldest) if name != oldest)
-
-
 @lru_cache
-def minors_in(spec: str, *, newest: str) -> tuple[str, ...]:
-    """The minors from 0.19 up to the newest with a release in a PEP 440 range. Raises ValueError for no range."""
+def minors_before(oldest: str, *, spec: str) -> tuple[str, ...]:
+    """The minors from 0.19 on that are older than one of them, with a release in a PEP 440 range."""
     from packaging.specifiers import SpecifierSet
 
-    specifiers, last = SpecifierSet(spec), int(newest.partition(".")[2])
-    names = [f"0.{number}" for number in range(OLDEST, last + 1)]
-    return tuple(
-        name
-        for name in names
-        if any(specifiers.contains(f"{name}.{patch}", prereleases=True) for patch in range(10))
-    )
+    specifiers = SpecifierSet(spec)
+    names = [f"0.{number}" for number in range(_number(OLDEST), _number(oldest))]
+    releases = {name: [f"{name}.{patch}" for patch in range(10)] for name in names}
+    return tuple(name for name in names if any(specifiers.filter(releases[name], prereleases=True)))

@@ -14,7 +14,7 @@ from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.profile.schema import Profile
-from specserve.vllm.features import OLDEST, Feature, features, minors_in
+from specserve.vllm.features import OLDEST, Feature, features
 from specserve.vllm.versions import in_range, judged_versions, known_versions
 from tests.checks.readers import facts
 
@@ -83,12 +83,12 @@ def _method(row: Feature) -> str:
     return "draft_model" if "block.use_heterogeneous_vocab" in row.when else "eagle3"
 
 
-each = pytest.mark.parametrize("row", features(), ids=lambda row: f"{row.minors} {row.text[:40]}")
+each = pytest.mark.parametrize("row", features(), ids=lambda row: f"{row.since} {row.until} {row.text[:40]}")
 
 
 @each
 def test_a_row_names_its_combination_in_its_versions_and_in_no_other(profile: Load, row: Feature) -> None:
-    failing = minors_in(row.minors, newest=NEWEST)
+    failing = row.minors(NEWEST)
     assert failing
     for method in row.methods or (_method(row),):
         for version in {failing[0], failing[-1]}:
@@ -96,19 +96,14 @@ def test_a_row_names_its_combination_in_its_versions_and_in_no_other(profile: Lo
             assert (
                 finding.severity == Severity(row.severity) and finding.span.path == f"speculation.{row.place}"
             )
-        others = [f"0.{n}" for n in range(OLDEST, int(NEWEST[2:]) + 1) if f"0.{n}" not in failing]
-        twins = {
-            v
-            for other in features()
-            if other.text == row.text
-            for v in minors_in(other.minors, newest=NEWEST)
-        }
+        others = [f"0.{n}" for n in range(int(OLDEST[2:]), int(NEWEST[2:]) + 1) if f"0.{n}" not in failing]
+        twins = {v for other in features() if other.text == row.text for v in other.minors(NEWEST)}
         assert all(found(profile, row, method, version) == [] for version in others if version not in twins)
 
 
 @each
 def test_a_row_is_silent_where_a_condition_is_not_so(profile: Load, row: Feature) -> None:
-    version = minors_in(row.minors, newest=NEWEST)[-1]
+    version = row.minors(NEWEST)[-1]
     method = (*row.methods, _method(row))[0]
     for name in row.when:
         if row.when[name] is not None:  # without the key that is null, there is nothing to leave out

@@ -67,3 +67,19 @@ def test_a_default_step_is_named_where_drafts_overfill_it(
 ) -> None:
     found = of("SD138", profile(f"{HEAD}engine: {{{requests}}}\nhardware: {{accelerator: {gpu}}}"))
     assert len(found) == hits
+
+
+@pytest.mark.parametrize(
+    ("block", "hits"),
+    [
+        ("{method: eagle3, model: ./h, num_speculative_tokens: 2}", 1),
+        ("{method: draft_model, model: ./d, num_speculative_tokens: 2}", 1),
+        ("{method: mtp, num_speculative_tokens: 1}", 1),
+        ("{method: ngram, num_speculative_tokens: 2}", 0),
+        ("{method: suffix}", 0),
+    ],
+)
+def test_adapters_reach_no_draft_that_is_a_model(profile: Load, block: str, hits: int) -> None:
+    text = f"target: {{model: ./m}}\nspeculation: {block}\nengine: {{enable_lora: %s}}"
+    assert len(of("SD139", profile(text % "true"))) == hits
+    assert of("SD139", profile(text % "false")) == []

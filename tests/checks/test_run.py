@@ -9,9 +9,11 @@ import pytest
 
 from specserve.checks.check import check
 from specserve.checks.collect import CheckOptions
-from specserve.checks.run import lint
+from specserve.checks.oraclechild import VllmVerdict
+from specserve.checks.rule import Context
+from specserve.checks.run import lint, run_rules
 from specserve.diagnostics import Report, Severity
-from specserve.profile.load import examine
+from specserve.profile.load import examine, load_profile
 from specserve.vllm.versions import installed
 
 Write = Callable[..., Path]
@@ -127,3 +129,22 @@ def test_the_port_of_a_detached_server_that_is_starting_is_taken_by_its_name(wri
     wanted = CheckOptions(offline=True, servers={8123: "demo"})
     found = {item.code: item.message for item in check([(file, *examine(file))], wanted=wanted).findings}
     assert found["SD403"] == "port 8123 is taken by the detached server `demo`"
+
+
+@pytest.mark.parametrize(
+    ("without", "path"),
+    [
+        (None, "target.model"),
+        (VllmVerdict(warnings=("too slow",)), "target.model"),
+        (VllmVerdict(refused="too slow"), "target.model"),
+        (VllmVerdict(), "speculation.method"),
+    ],
+)
+def test_words_of_vllm_that_name_nothing_stand_at_the_method_if_only_speculation_brings_them(
+    write: Write, without: VllmVerdict | None, path: str
+) -> None:
+    loaded = load_profile(write("target: {model: ./m}\nspeculation: {method: suffix}"))
+    verdict = VllmVerdict(path="speculation", warnings=("too slow",), without=without)
+    context = Context(loaded, ("0.33",), vllm=(verdict,))
+    (finding,) = [item for item in run_rules(context).findings if item.code == "SD503"]
+    assert finding.span.path == path

@@ -18,7 +18,7 @@ from specserve.checks.rule import (
     variant_rule,
 )
 from specserve.diagnostics import Severity
-from specserve.vllm.features import Feature, features, minors_before, minors_in
+from specserve.vllm.features import Feature, features, minors_before
 from specserve.vllm.sharding import Ranks, Share, has_experts, next_sizes, shares
 from specserve.vllm.versions import known_versions
 
@@ -127,7 +127,7 @@ def failing_combination(variant: Variant) -> Violations:
     for row in features():
         if not row.applies(variant.method, value):
             continue
-        failing = minors_in(row.minors, newest=newest)
+        failing = row.minors(newest)
         if found := [version for version in judged if version in failing]:
             some = f"this applies to vLLM {_span(found)}" if len(found) < len(judged) else ""
             yield _hit(variant, row, row.text, Severity(row.severity), note=some)
