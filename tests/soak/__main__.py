@@ -39,9 +39,9 @@ PARTS = {
     "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),
     "intervals": Part(3, "simulated benchmarks: the table of docs/bench.md", "interval_covers"),
     "engine": Part(40, "heads, nodes, rendered files and batches on a real vLLM", "", "tests/engine"),
-    "oracle": Part(10, "vLLM's word against the rules', launch by launch", script="soak_oracle.py"),
-    "start": Part(8, "how much longer `up` takes than vLLM alone", script="bench_up.py"),
-    "report": Part(25, "gpu_report on the demo", script="gpu_report.py --small -o build/soak-report"),
+    "oracle": Part(10, "vLLM's word against the rules', launch by launch", script="tests/soak/oracle.py"),
+    "start": Part(8, "how much longer `up` takes than vLLM alone", script="scripts/bench_up.py"),
+    "report": Part(25, "gpu_report on the demo", script="scripts/gpu_report.py --small -o build/soak-report"),
 }
 
 
@@ -63,7 +63,7 @@ def main(wanted: list[str]) -> int:
         words += ["--basetemp", f"build/soak/{name}"]  # what was measured can be looked at afterwards
         if part.script:
             script, *options = part.script.split()
-            words = [f"scripts/{script}", *options]
+            words = [script, *options]
         began = datetime.datetime.now()
         failed += [name] if subprocess.call([sys.executable, *words], cwd=ROOT) else []
         print(f"== {name} took {(datetime.datetime.now() - began).total_seconds() / 60:.1f} min", flush=True)

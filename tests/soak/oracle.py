@@ -1,6 +1,6 @@
 """Compare what vLLM itself says of launches with what the rules say, and list every disagreement.
 
-    python scripts/soak_oracle.py [--vllm-source WHEEL|DIR] [--assume 8xH200-141GB]
+    python tests/soak/oracle.py [--vllm-source WHEEL|DIR] [--assume 8xH200-141GB]
 
 The launches: the shipped profiles, the public recipes of tests/data, and the sound profiles and mistakes of
 tests/engine/matrix.py. Models that are not on this machine are judged by their published configuration, or left out.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import yaml  # noqa: E402
