@@ -215,7 +215,7 @@ def plan(machine: Json) -> tuple[list[Step], dict[str, str]]:
         if machine["gpu"] or name != "widen"
     ]
     version = ".".join((machine["vllm"] or "").split(".")[:2])
-    judge_by = f"--offline {f'--vllm {version}' * (version in known_versions())} --format json"
+    judge_by = f"--no-ask --offline {f'--vllm {version}' * (version in known_versions())} --format json"
     start = "--no-check --no-warm-up --format json"
     base, judged = data["judged"], {}
     for number, case in enumerate(DATA["judge"].values(), start=1):

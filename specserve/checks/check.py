@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
-from specserve.checks.collect import CheckOptions, CollectedFacts, Read, Unread, collect
+from specserve.checks.collect import CheckOptions, CollectedFacts, Read, Unread, collect, with_verdicts
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
 from specserve.checks.rules import all_rules, memory, tokenizers
-from specserve.checks.run import RuleRun, context_of, identity, rules_for, run_rules, verdict_of
+from specserve.checks.run import context_of, identity, rules_for, run_rules, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
 from specserve.profile.partial import UnreadableValue
@@ -23,25 +23,12 @@ if TYPE_CHECKING:
     from specserve.models.tokenizercompare import TokenizerComparison
 
 
-Cause = Literal["by_request", "unreachable", "unsupported"]
-_CAUSES: dict[str, Cause] = {
+_CAUSES = {
     **dict.fromkeys(("offline", "elsewhere"), "by_request"),
     **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
 }
 _OF_FILES = {"SD231", "SD234", "SD245", "SD250"}
 """The rules about models, besides those about tokenizers, that look at files and tensors."""
-GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
-
-
-@dataclass(frozen=True, slots=True)
-class RuleGroup:
-    """One group of rules over one profile."""
-
-    name: Need
-    rules: int
-    findings: tuple[Finding, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-    """Why it did not run, or not all of it, or not for every model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +41,29 @@ class Checked(ProfileVerdict):
     memory: MemoryEstimate | None = None
     alternatives: Mapping[str, MemoryEstimate] = field(default_factory=dict)
     """The memory of each alternative, by its name."""
-    groups: tuple[RuleGroup, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Also those in a file that the profile extends."""
+    skipped: tuple[Skipped, ...] = ()
+    """Which rules did not run, or not for every model, and why."""
     unread: tuple[Unread, ...] = ()
     vllm: tuple[VllmVerdict, ...] = ()
     """What vLLM itself says of every variant, if it was asked."""
 
     @property
     def undone(self) -> Unread | None:
-        """A model of the Hub that could not be read although it was asked for, and about which nothing is published."""
+        """A model of the Hub that was asked for, could not be read, and is not published either."""
         causes = {"not_found", "gated", "unreachable"}
-        unknown = (item for item in self.unread if item.error.cause in causes and item.published is None)
-        return next(unknown, None)
+        bad = (item for item in self.unread if item.error.cause in causes and not item.published)
+        return next(bad, None)
+
+
+class _Collected(NamedTuple):
+    """A profile on its way through the check."""
+
+    path: str
+    problems: list[Finding]
+    facts: CollectedFacts | None
+    """None for a file that is no profile."""
 
 
 def check(
@@ -72,28 +71,79 @@ def check(
     *,
     wanted: CheckOptions,
     read: Read | None = None,
+    before: Callable[[Report], None] = lambda _: None,
 ) -> Report:
-    """All rules over profiles that were examined: `(path, profile or None, problems of the file)`."""
+    """All rules over profiles that were read: `(path, profile or None, problems of the file)`.
+
+    `before` gets what the rules find, if asking vLLM then takes more than a moment.
+    """
+    collected = [
+        _Collected(path, problems, _collected(profile, wanted, read) if profile else None)
+        for path, profile, problems in profiles
+    ]
+    if wanted.asks:
+        known = [each.facts for each in collected if each.facts is not None]
+        answered = iter(with_verdicts(known, wanted=wanted, before=lambda: before(_report(collected))))
+        collected = [
+            each._replace(facts=next(answered)) if each.facts is not None else each for each in collected
+        ]
+    return _report(collected)
+
+
+def _report(collected: Iterable[_Collected]) -> Report:
     findings: dict[Finding, None] = {}
-    verdicts, skips, hidden = list[Checked](), list[Skipped](), 0
-    for path, profile, problems in profiles:
-        if profile is None:
+    verdicts, skips, hidden, rules = list[Checked](), list[Skipped](), 0, 0
+    for path, problems, facts in collected:
+        if facts is None:
             findings |= dict.fromkeys(problems)
             verdicts.append(Checked(path, None, None, "invalid"))
             continue
-        known = _gathered(profile, wanted, read)
-        broken = filter(None, (item.finding(known.profile) for item in known.unread))
-        found = run_rules(known.context, problems=[*problems, *broken])
-        skipped = _skipped(known)
-        verdicts.append(_verdict(path, known, found, skipped, not_run=found.stopped if problems else ()))
+        context, profile = facts.context, facts.profile
+        broken = filter(None, (item.finding(profile) for item in facts.unread))
+        found = run_rules(context, problems=[*problems, *broken])
+        skipped, result = tuple(_skipped(facts)), verdict_of(found.findings)
+        own = None
+        with suppress(UnreadableValue):
+            own = next((each for each in context.variants if each.path == "speculation"), None)
+        verdicts.append(
+            Checked(
+                path,
+                *identity(profile, found.findings),
+                "incomplete" if skipped and result in ("warnings", "ok") else result,
+                found.stopped if problems else (),
+                versions=context.versions if isinstance(context.versions, tuple) else (),
+                machine=context.machine,
+                tokenizer=own.tokenizer if own else None,
+                memory=_memory(context, "speculation" if own else "target"),
+                alternatives={
+                    name: estimate
+                    for name in profile.alternatives
+                    if (estimate := _memory(context, f"alternatives.{name}"))
+                },
+                findings=tuple(found.findings),
+                skipped=skipped,
+                unread=facts.unread,
+                vllm=context.vllm,
+            )
+        )
         findings |= dict.fromkeys(found.findings)
         skips += skipped
         hidden += found.hidden
-    rules = max((sum(group.rules for group in each.groups) for each in verdicts), default=0)
+        rules = max(rules, len(rules_for(context)))
     return Report(tuple(findings), tuple(skips), tuple(verdicts), hidden, rules or len(all_rules()))
 
 
-def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> CollectedFacts:
+def _memory(context: Context, path: str) -> MemoryEstimate | None:
+    """The memory of a launch; without all of vLLM's answer nothing surely fits."""
+    found = context.memory.get(path)
+    for judged in context.vllm if found and found.verdict == "fit" else ():
+        is_partial = judged.not_judged is not None or judged.skipped
+        if found and (judged.path or "target") == path and is_partial:
+            return replace(found, verdict="tight", reason="vLLM cannot judge all of it here")
+    return found
+
+
+def _collected(profile: Profile, wanted: CheckOptions, read: Read | None) -> CollectedFacts:
     """All that can be known of a profile here, and why the rest is missing."""
     try:
         known = collect(profile, wanted=wanted, read=read)
@@ -106,7 +156,8 @@ def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> Coll
         context, why = _on_this_machine(known, wanted)
     except UnreadableValue as error:
         context, why = known.context, error.message
-    return replace(known, context=context, missing={**known.missing, **({"host": why} if why else {})})
+    missing = {**known.missing, **({"host": why} if why else {})}
+    return replace(known, context=context, missing=missing)
 
 
 def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Context, str]:
@@ -118,19 +169,22 @@ def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Conte
 
     found, profile, context = installed(), known.profile, known.context
     machine = context.machine
+    why = ""
     if machine is not None and machine.basis == "assumed":
-        return context, "`--assume` names another machine than this one"
-    if machine is None and found and found.platform == "cpu" and world_size(profile) > 1:
-        return context, "`hardware` names no accelerator, and several ranks are not assumed to share this CPU"
-    if found is None:
-        return context, "vLLM is not installed in specserve's environment"
-    if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
-        why = f"the vLLM of this machine is for {found.platform}, and the profile is for another platform"
+        why = "`--assume` names another machine than this one"
+    elif machine is None and found and found.platform == "cpu" and world_size(profile) > 1:
+        why = "`hardware` names no accelerator, and several ranks do not share this CPU by themselves"
+    elif found is None:
+        why = "vLLM is not installed in specserve's environment"
+    elif machine and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
+        why = f"this machine's vLLM is for {found.platform}; the profile is for another platform"
+    elif profile.vllm and not contains(profile.vllm, found.version):
+        why = f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
+    if why or found is None:
         return context, why
-    if profile.vllm and not contains(profile.vllm, found.version):
-        return context, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
     try:
-        plan = launch(profile, table=installed_table(found), platform=found.platform, version=found.version)
+        table = installed_table(found)
+        plan = launch(profile, table=table, platform=found.platform, version=found.version)
         host = this_host()
         plan = localize(plan, installed=found, host=host)
         host = with_taken_port(seen_from(host, plan), plan)
@@ -141,80 +195,51 @@ def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Conte
     return replace(context, plan=plan, host=host), ""
 
 
-def _verdict(
-    path: str, known: CollectedFacts, found: RuleRun, skipped: list[Skipped], *, not_run: tuple[str, ...]
-) -> Checked:
-    context, result = known.context, verdict_of(found.findings)
-    own = None
-    with suppress(UnreadableValue):
-        own = next((variant for variant in context.variants if variant.path == "speculation"), None)
-    names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in known.missing]
-    return Checked(
-        path,
-        *identity(known.profile, found.findings),
-        "incomplete" if skipped and result in ("warnings", "ok") else result,
-        not_run,
-        versions=context.versions if isinstance(context.versions, tuple) else (),
-        machine=context.machine,
-        tokenizer=own.tokenizer if own else None,
-        memory=context.memory.get("speculation" if own else "target"),
-        alternatives={
-            name: context.memory[path]
-            for name in known.profile.alternatives
-            if (path := f"alternatives.{name}") in context.memory
-        },
-        groups=tuple(_group(name, found.findings, skipped) for name in names),
-        unread=known.unread,
-        vllm=context.vllm,
-    )
-
-
-def _group(name: Need, findings: list[Finding], skipped: list[Skipped]) -> RuleGroup:
-    codes = set(_codes(name))
-    prefix = "SD0" if name == "nothing" else " "  # problems of the file stand beside its own rules
-    own = tuple(item for item in findings if item.code in codes or item.code.startswith(prefix))
-    return RuleGroup(name, len(codes), own, tuple(item for item in skipped if item.group == name))
-
-
-def _codes(group: Need) -> tuple[str, ...]:
-    return tuple(rule.code for rule in all_rules() if rule.needs == group)
-
-
-def _skipped(known: CollectedFacts) -> list[Skipped]:
-    """The groups that did not run, or not for every model."""
-    profile, context, missing = known.profile, known.context, known.missing
-    ran = {rule.code for rule in rules_for(context)}
-    if "hardware" in missing:  # the rules of memory say nothing if none is known
-        ran -= {rule.code for rule in all_rules() if rule.check.__module__ == memory.__name__}
-    ran -= set(_codes("vllm")) if "vllm" in missing else set()
-    of_tokenizers = (rule.code for rule in all_rules() if rule.check.__module__ == tokenizers.__name__)
-    by_files, items = tuple(sorted({*_OF_FILES, *of_tokenizers})), []
-    without_files: dict[tuple[str, str, Cause], list[str]] = {}
+def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
+    """The groups of rules that did not run, or not for every model, and vLLM's skipped steps."""
+    file, context = known.profile.file, known.context
+    rules, ran = all_rules(), {rule.code for rule in rules_for(context)}
+    if "hardware" in known.missing:  # the rules of memory say nothing if none is known
+        ran -= {rule.code for rule in rules if rule.check.__module__ == memory.__name__}
+    codes = {
+        need: tuple(rule.code for rule in rules if rule.needs == need)
+        for need in ("models", "hardware", "host", "vllm")
+    }
+    of_tokenizers = {rule.code for rule in rules if rule.check.__module__ == tokenizers.__name__}
+    by_files = tuple(sorted(_OF_FILES | of_tokenizers))
+    without_files: dict[tuple[str, str, str], list[str]] = {}
     for item in known.unread:
-        is_target, is_broken = item.path == "target.model", item.error.cause == "broken"
-        if not (is_target or is_broken or item.finding(profile) is None):
+        is_broken = item.error.cause == "broken"
+        if not (item.path == "target.model" or is_broken or item.finding(known.profile) is None):
             continue
         reason, help_ = item.error.message, item.error.hint or ""
         cause = _CAUSES.get(item.error.cause, "unsupported")
         if item.published and item.published.is_whole:
-            why = reason.removeprefix(f"`{item.published.model}`: ")
+            name = f"`{item.published.model}`"
+            why = reason.removeprefix(f"{name}: ")
             why = why.rpartition(", and ")[2] if item.error.cause == "offline" else why
-            models = without_files.setdefault((why, help_, cause), [])
-            models.append(f"`{item.published.model}`")
+            without_files.setdefault((why, help_, cause), []).append(name)
             continue
         if item.published and context.memory:
             reason += ", so memory rests on its published configuration"
-        items.append(Skipped(profile.file, "models", _codes("models"), reason, cause, help_))
+        yield Skipped(file, "models", codes["models"], reason, cause, help_)
     for (why, help_, cause), models in without_files.items():
-        names = " and ".join(dict.fromkeys(models))
         reason = (
-            f"the files of {names} are not here ({why}): the other rules used the configuration that ships "
-            "with specserve"
+            f"the files of {' and '.join(dict.fromkeys(models))} are not here ({why}): the other rules "
+            "used the configuration that ships with specserve"
         )
-        items.append(Skipped(profile.file, "models", by_files, reason, cause, help_))
-    for group, reason in missing.items():
-        codes = tuple(code for code in _codes(group) if code not in ran)
-        if codes:
-            cause = "by_request" if group == "host" else "unsupported"
-            items.append(Skipped(profile.file, group, codes, reason, cause))
-    return items
+        yield Skipped(file, "models", by_files, reason, cause, help_)
+    for group, reason in known.missing.items():
+        cause = "by_request" if group == "host" else "unsupported"
+        left = tuple(code for code in codes[group] if code not in ran or group == "vllm")
+        if left:
+            yield Skipped(file, group, left, reason, cause)
+    reasons: dict[str, None] = {}
+    for judged in context.vllm:
+        variant = f"`{judged.path}`" if judged.path else "this"
+        if judged.not_judged:
+            reasons[f"vLLM cannot judge {variant} on this machine: {judged.not_judged}"] = None
+        for step, why in judged.skipped.items():
+            reasons[f"vLLM cannot judge the {step} of {variant} on this machine: {why}"] = None
+    for reason in reasons:
+        yield Skipped(file, "vllm", codes["vllm"], reason, "unsupported")

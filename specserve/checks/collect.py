@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
@@ -18,6 +18,8 @@ from specserve.profile.schema import Profile, Speculation, world_size
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
+    from specserve.checks.oracle import VllmToAsk
+    from specserve.checks.oraclechild import VllmVerdict
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.memory.inputs import MemoryInputs
@@ -48,10 +50,10 @@ class CheckOptions:
     offline: bool = False
     machine: Machine | None = None
     """`--assume`."""
-    ask_vllm: Literal["never", "if_kept", "always"] = "never"
-    """Whether vLLM itself judges the launch: not at all, by the answers of earlier checks, or now."""
-    vllm_source: Path | None = None
-    """A folder or a wheel that holds the vLLM to ask; None for the installed one."""
+    asks: bool = False
+    """Whether vLLM itself judges the launch as well, wherever it is installed."""
+    source: VllmToAsk | None = None
+    """The vLLM of a wheel or a folder, which is asked instead of the installed one."""
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool | None = None
@@ -100,6 +102,8 @@ class CollectedFacts:
     """The profile at the commits of its lock, for its launch and its fingerprint."""
     unread: tuple[Unread, ...] = ()
     missing: Mapping[Need, str] = field(default_factory=dict)
+    shapes: Mapping[str, ModelFacts] = field(default_factory=dict)
+    """The target and each draft by the path of its block, by what is published if it was not read."""
 
 
 def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
@@ -128,15 +132,14 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     if machine is None or "target" not in shapes:
         missing["hardware"] = "the target could not be read" if machine else why
     context = replace(context, machine=machine)
-    if wanted.ask_vllm != "never":
-        context = _asked_vllm(context, wanted, missing, shapes)
     if "hardware" not in missing:
         wanted.tell("estimating memory")
         try:
             context = replace(context, memory=_estimates(context, shapes))
         except FactError as error:
             missing["hardware"] = error.message
-    return CollectedFacts(context, locked(profile, lock) if lock else profile, unread, missing)
+    known = locked(profile, lock) if lock else profile
+    return CollectedFacts(context, known, unread, missing, shapes)
 
 
 def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None) -> Read:
@@ -301,34 +304,62 @@ def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, st
     return None, f"{why}; `--assume 4xH100-80GB` checks for another machine"
 
 
-def _asked_vllm(
-    context: Context, wanted: CheckOptions, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
-) -> Context:
-    """The context with what vLLM itself says of the launch."""
-    from specserve.checks.oracle import judgements, vllm_to_ask
+def with_verdicts(
+    collected: Sequence[CollectedFacts], *, wanted: CheckOptions, before: Callable[[], None]
+) -> list[CollectedFacts]:
+    """The same with what vLLM says of each launch; `before` is called if it takes more than a moment."""
+    from specserve.checks.oracle import VllmQuestion, ask, questions_about
 
-    kept_only, why = wanted.ask_vllm == "if_kept", missing.get("hardware", "")
-    if context.machine is not None and not why:
+    found, asked = [], list[dict[str, VllmQuestion]]()
+    for facts in collected:
+        missing, questions = dict(facts.missing), dict[str, VllmQuestion]()
         try:
-            vllm = vllm_to_ask(wanted.vllm_source)
-            said = judgements(context, shapes, vllm=vllm, kept_only=kept_only, tell=wanted.tell)
-            context = replace(context, vllm=said)
-            why = _refused_for_a_path(context, wanted)
-        except (FactError, UsageError) as error:
-            why = error.message
-    if why:  # a refusal for such a path says nothing about that machine
-        context = replace(context, vllm=())
-    unjudged = next((judged for judged in context.vllm if judged.not_judged), None)
-    if unjudged:
-        variant = f"`{unjudged.path}`" if unjudged.path else "this"
-        why = f"vLLM cannot judge {variant} on this machine: {unjudged.not_judged}"
-    if why and not kept_only:
-        missing["vllm"] = why
-    return context
+            vllm = wanted.source or _installed(facts, wanted)
+            if vllm is not None and (facts.context.machine is None or "target" not in facts.shapes):
+                missing["vllm"] = missing["hardware"]
+            elif vllm is not None:
+                questions = questions_about(facts.context, facts.shapes, vllm=vllm)
+        except (FactError, UsageError, UnreadableValue) as error:
+            missing["vllm"] = error.message
+        asked.append(questions)
+        found.append(replace(facts, missing=missing))
+    everything = [question for questions in asked for question in questions.values()]
+    verdicts = iter(ask(everything, before=before) if everything else ())
+    for at, questions in enumerate(asked):
+        if questions:
+            without, *others = (replace(next(verdicts), path=path) for path in questions)
+            said = tuple(replace(each, without=without) for each in others) or (without,)
+            found[at] = _with_vllm(found[at], said, wanted)
+    return found
+
+
+def _with_vllm(facts: CollectedFacts, said: tuple[VllmVerdict, ...], wanted: CheckOptions) -> CollectedFacts:
+    """The facts with vLLM's verdicts, and with the memory that it planned."""
+    context, missing = replace(facts.context, vllm=said), dict(facts.missing)
+    if why := _refused_for_a_path(context, wanted):
+        return replace(facts, missing={**missing, "vllm": why})
+    with suppress(FactError):  # why there is no estimate is said already
+        context = replace(context, memory=_estimates(context, facts.shapes))
+        missing.pop("hardware", None)
+    return replace(facts, context=context, missing=missing)
+
+
+def _installed(facts: CollectedFacts, wanted: CheckOptions) -> VllmToAsk | None:
+    """The vLLM that `up` would start, if this profile is for it."""
+    from specserve.checks.oracle import VllmToAsk
+    from specserve.vllm.fact import minor
+    from specserve.vllm.versions import contains, installed
+
+    vllm, range_ = installed(), facts.profile.vllm
+    if vllm is None or (range_ and not contains(range_, vllm.version)):
+        return None
+    if wanted.version and minor(wanted.version) != minor(vllm.version):
+        return None
+    return VllmToAsk(vllm.version)
 
 
 def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
-    """Why vLLM could not judge: it looked for a path that only the machine of `--assume` has; empty if it did not."""
+    """Why a refusal says nothing: it is for a path that only the machine of `--assume` has; or empty."""
     for name, value in context.profile.engine.items():
         refusals = (judged.refused or "" for judged in context.vllm)
         if _is_elsewhere(value, context.profile, wanted) and any(str(value) in text for text in refusals):
@@ -382,5 +413,5 @@ def _estimate(
     if asked and asked.build and inputs.unknown_draft is None:
         alone = asked.without.build if asked.without else None
         with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned
-            return by_vllm(inputs, asked.build, alone, skipped=tuple(asked.skipped))
+            return by_vllm(inputs, asked.build, alone)
     return estimate(inputs)

@@ -1,8 +1,8 @@
-"""Asks vLLM's own code about a launch, for GPUs that need not be there: a child process answers.
+"""Asks vLLM's own code about launches, for GPUs that need not be there: a child process answers.
 
-The child is `engine/oracle.py`. It gets the exact command line, with each model as a folder that holds its config.json
-alone, and what safetensors headers say: no code of a model runs, and no weight is read. Answers are kept by
-configuration, version and GPU.
+The child is `engine/oracle.py`. It gets the exact command line, with each model as a folder that
+holds its config.json alone, and what safetensors headers say: no code of a model runs, and no weight
+is read. Answers are kept by configuration, version and GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 from specserve import __version__, engine
 from specserve.checks.oraclechild import (
     CHILD,
+    OracleChild,
     VllmArgument,
     VllmVerdict,
-    child_of,
+    changed_at,
     keep_answer,
     kept_answer,
 )
@@ -37,49 +38,54 @@ from specserve.memory.inputs import HEADS, memory_inputs
 from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import fact_cache
-from specserve.plan.launch import with_models
+from specserve.plan.launch import plainest, with_models
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
 
 LIMIT_S = 300.0
-_WHEEL = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
+_WHEEL = "name a wheel (.whl) of vLLM, or a folder with its files: `vllm` and one in `.dist-info`"
 _KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
 """What the configuration code reads of a wheel; the kernels are most of its size."""
 _MOST_BYTES = 1 << 30
 _TARGET, _DRAFT = "target", "draft"
 _TABLES = ("embed_tokens", "lm_head")
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+}  # fmt: skip
+_HEAD = {**_LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
+_PLAINEST: tuple[dict[str, Any], ...] = tuple(
+    {"argv": argv, "models": {_TARGET: _LLAMA, _DRAFT: _HEAD}} for argv in plainest(_TARGET, _DRAFT)
+)
+"""Launches that vLLM has nothing to say about: what it warns of is this machine, or vLLM itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class VllmJudge:
-    """The vLLM that is asked. `source`: a folder that holds its package; None for the installed one."""
+class VllmToAsk:
+    """The vLLM that is asked. `source`: a folder that holds its package; None for the installed."""
 
     version: str
     source: Path | None = None
+    changed: str = ""
+    """When a folder of somebody's own was changed last: its version does not tell."""
 
 
-def vllm_to_ask(source: Path | None) -> VllmJudge:
-    """The installed vLLM, or the one in a wheel or in a folder that holds its package. Raises FactError."""
-    if source is None:
-        from specserve.vllm.versions import installed
-
-        found = installed()
-        if found is None:
-            hint = "name a wheel of vLLM, or a folder with its files; nothing is installed"
-            text = "vLLM is not installed in specserve's environment, so it cannot be asked"
-            raise FactError(text, hint=hint)
-        return VllmJudge(found.version)
+def vllm_in(source: Path) -> VllmToAsk:
+    """The vLLM in a wheel, or in a folder that holds its package. Raises FactError."""
     if not source.exists():
         raise FactError(f"there is no file or folder `{source}`", hint=_WHEEL)
-    folder = _unpacked(source) if source.is_file() else source
+    is_wheel = source.is_file()
+    folder = _unpacked(source) if is_wheel else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         raise FactError(f"{source} does not contain vLLM", hint=_WHEEL)
-    return VllmJudge(Distribution.at(metadata[0].parent).version, folder.resolve())
+    changed = "" if is_wheel else changed_at(folder / "vllm")
+    return VllmToAsk(Distribution.at(metadata[0].parent).version, folder.resolve(), changed)
 
 
 def _unpacked(wheel: Path) -> Path:
-    """The folder in the cache with the wheel's Python files, by their checksums. Raises FactError."""
+    """The folder in the cache with the wheel's Python files, by checksums. Raises FactError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             items = [item for item in archive.infolist() if item.filename.endswith(_KEPT)]
@@ -91,7 +97,7 @@ def _unpacked(wheel: Path) -> Path:
                 folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 part = Path(tempfile.mkdtemp(dir=folder.parent))
                 try:
-                    archive.extractall(part, items)  # checks every CRC, and writes nothing outside of it
+                    archive.extractall(part, items)  # checks each CRC, writes nothing outside of it
                     part.rename(folder)
                 except OSError:
                     if not folder.is_dir():  # another check was faster
@@ -99,130 +105,150 @@ def _unpacked(wheel: Path) -> Path:
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        hint = "name a wheel (.whl) of vLLM, or a folder with its files"
-        raise FactError(f"cannot read {wheel} as a wheel: {error}", hint=hint) from error
+        raise FactError(f"cannot read {wheel} as a wheel: {error}", hint=_WHEEL) from error
     return folder
 
 
 @dataclass(frozen=True, slots=True)
 class VllmQuestion:
-    """One launch, with what is known of its models."""
+    """One launch on a machine, with what is known of its models, and the vLLM that is asked."""
 
     plan: LaunchPlan
+    machine: Machine
+    vllm: VllmToAsk
     target: ModelFacts
     draft: ModelFacts | None = None
     method: str | None = None
     beside: tuple[int, ...] = ()
-    """What vLLM takes beside weights and KV cache, at most and at least: it plans for what each leaves."""
+    """Bytes of a GPU beside weights and KV cache, at most and at least."""
 
 
-def judgements(
-    context: Context,
-    shapes: Mapping[str, ModelFacts],
-    *,
-    vllm: VllmJudge,
-    kept_only: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
-) -> tuple[VllmVerdict, ...]:
-    """What vLLM says of every variant and of the launch without speculation.
+def questions_about(
+    context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmToAsk
+) -> dict[str, VllmQuestion]:
+    """The launch without speculation, under an empty path, and that of each variant.
 
-    `shapes`: the models by path of their block.
-    Variants whose models are not known are left out. With `kept_only` the answers of earlier checks are all that
-    there is. Raises FactError, and UsageError for what cannot be planned.
+    `shapes`: the models by path of their block. Variants whose models are not known are left out.
+    Raises FactError for a machine that cannot be pretended, UsageError for what cannot be planned.
     """
     from specserve.plan.launch import launch
     from specserve.vllm.versions import table
 
-    machine = context.machine
+    machine, found = context.machine, {}
     assert machine is not None
-    if kept_only and not _folder().is_dir():
-        return ()
+    if not machine.is_cpu and (kind := machine.accelerator).vendor != "nvidia":
+        raise FactError(f"vLLM can be asked about NVIDIA GPUs and the CPU, not about {kind.name}")
     blocks: dict[str, Speculation | None] = {"": None}
     for variant in context.variants:
         if variant.model is None or variant.method == "custom_class" or variant.path in shapes:
             blocks[variant.path] = variant.block
-    questions = []
     for path, block in blocks.items():
-        profile, platform = replace(context.profile, speculation=block), "cpu" if machine.is_cpu else "cuda"
+        profile = replace(context.profile, speculation=block)
+        platform = "cpu" if machine.is_cpu else "cuda"
         plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
         target, draft = shapes["target"], shapes.get(path)
-        beside: tuple[int, ...] = ()
+        method, beside = block.method if block else None, tuple[int, ...]()
+        known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}
         with contextlib.suppress(FactError):
-            inputs = memory_inputs(
-                profile, target=target, machine=machine, version=vllm.version, speculation=block, draft=draft
-            )
-            band = reserve(inputs)
+            band = reserve(memory_inputs(profile, machine=machine, version=vllm.version, **known))
             beside = (int(band.high), int(band.low))
-        questions.append(VllmQuestion(plan, target, draft, block.method if block else None, beside))
-    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only, tell=tell)
-    if not answers:
-        return ()
-    without, *others = map(as_far_as_known, answers, questions)
-    basis = f"vLLM {vllm.version}, {machine_words(machine)}"
-    if not others:
-        return (replace(without, basis=basis),)
-    named = zip(list(blocks)[1:], others, strict=True)
-    return tuple(replace(answer, path=path, without=without, basis=basis) for path, answer in named)
+        found[path] = VllmQuestion(plan, machine, vllm, target, draft, method, beside)
+    return found
 
 
 def ask(
     questions: Sequence[VllmQuestion],
     *,
-    machine: Machine,
-    vllm: VllmJudge,
-    kept_only: bool = False,
     command: Sequence[str] | None = None,
+    before: Callable[[], None] = lambda: None,
     limit_s: float = LIMIT_S,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[VllmVerdict, ...]:
-    """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
+    """A verdict for each question; `before` is called if one of them is new, and takes a child.
 
-    Whole answers are kept. With `kept_only` no child is started: empty if an answer is not in the cache.
+    There is one child for each kind of GPU. Whole answers are kept.
     """
-    setting, found = _setting(machine, vllm), []
-    for request in map(_request, questions):
-        key = [request, setting, vllm.version, libraries(), __version__, _child_digest()]
-        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        answer = kept_answer(file := _folder() / f"{name}.json")
-        if answer is None and kept_only:
-            return ()
-        if answer is None:
-            tell("asking vLLM, about 10 s")
-            answer = child_of((*(command or CHILD), *setting)).ask(request, limit_s=limit_s)
-            if "not_judged" not in answer and not answer.get("skipped"):
-                keep_answer(file, answer)  # what is not here today, such as a library, may be here tomorrow
-        found.append(answer)
+    answers: dict[Path, dict[str, Any]] = {}
+    wanted: dict[tuple[str, ...], dict[Path, dict[str, Any]]] = {}
+    files = []
+    for question in questions:
+        request, setting = _request(question), _setting(question)
+        files.append(file := _file(request, setting, question.vllm))
+        if (kept := kept_answer(file)) is not None:
+            answers[file] = kept
+        else:
+            wanted.setdefault(setting, {})[file] = request
+    if wanted:
+        before()
+    for setting, requests in wanted.items():
+        vllm = next(each.vllm for each in questions if _setting(each) == setting)
+        plain = {_file(request, setting, vllm): request for request in _PLAINEST}
+        said = {file: kept for file in plain if (kept := kept_answer(file)) is not None}
+        new = {**{file: plain[file] for file in plain if file not in said}, **requests}
+        try:
+            with OracleChild([*(command or CHILD), *setting]) as child:
+                for number, answer in child.answers(list(new.values()), limit_s=limit_s):
+                    said[list(new)[number]] = answer
+            usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
+            for file, request in new.items():
+                answer = said[file]
+                if request not in _PLAINEST and "warnings" in answer:
+                    lines = answer["warnings"]
+                    answer["warnings"] = [item for item in lines if item["at"] not in usual]
+                if "not_judged" not in answer and not answer.get("skipped"):
+                    keep_answer(file, answer)  # a library that is not here may be here tomorrow
+            answers |= said
+        except FactError as error:
+            answers |= {file: {"not_judged": error.message} for file in requests}
+    return tuple(_read(answers[file], question) for file, question in zip(files, questions, strict=True))
+
+
+def _read(answer: Mapping[str, Any], question: VllmQuestion) -> VllmVerdict:
+    """A refusal says nothing about a model of which only a part of its config.json is known."""
+    plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
     try:
-        return tuple(map(_read, found))
+        found = {name: answer[name] for name in plain if name in answer}
+        for name in ("warnings", "infos"):
+            found[name] = tuple(item["text"] for item in answer.get(name, ()))
+        asked = tuple(VllmArgument(**item) for item in answer.get("asked", ()))
+        verdict = VllmVerdict(**found, loc=tuple(answer.get("loc", ())), asked=asked)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FactError(f"specserve cannot read the answer of vLLM {vllm.version}") from error
-
-
-def as_far_as_known(answer: VllmVerdict, question: VllmQuestion) -> VllmVerdict:
-    """A refusal says nothing about a model of which only a part of its configuration is known."""
-    models = (question.target, question.draft)
-    if answer.refused is None or all(facts is None or facts.is_whole for facts in models):
-        return answer
-    why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
-    return VllmVerdict(not_judged=why)
+        why = f"specserve cannot read the answer of vLLM {question.vllm.version}"
+        raise FactError(why) from error
+    is_whole = question.target.is_whole and (question.draft is None or question.draft.is_whole)
+    if verdict.refused is not None and not is_whole:
+        why = "only the published part of a configuration is known, and vLLM refuses it"
+        verdict = VllmVerdict(not_judged=f"{why}: {verdict.refused}")
+    machine = machine_words(question.machine)
+    return replace(verdict, basis=f"vLLM {question.vllm.version}, {machine}")
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
-    """The command line with folders in the place of models; the child makes them."""
+    """The command line with folders in the place of models; these are laid out for the child."""
     target, draft, is_head = question.target, question.draft, question.method in HEADS
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
-    models = {_TARGET: _config(target)} | ({_DRAFT: _config(draft)} if draft else {})
-    env = {
-        name: value
-        for name, value in question.plan.env.items()
-        if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
-    }
+    models = {_TARGET: target} | ({_DRAFT: draft} if draft else {})
     tensors = {_TARGET: _tensors(target)}
     if is_head or draft is not None:
-        tensors[_DRAFT] = _tensors(draft or target)  # stages inside the target are read from its checkpoint
-    lacks = _lacks(draft) if is_head else []
-    build = {"draft_lacks": lacks, "beside": question.beside, "tensors": tensors}
-    return {"argv": list(plan.argv[2:]), "env": env, "models": models, "build": build}
+        # stages inside the target are read from its checkpoint
+        tensors[_DRAFT] = _tensors(draft or target)
+    return {
+        "argv": list(plan.argv[2:]),
+        "env": {
+            name: value
+            for name, value in question.plan.env.items()
+            if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
+        },
+        "models": {
+            role: {key: value for key, value in facts.config.items() if key != "auto_map"}
+            for role, facts in models.items()
+        },
+        "build": {
+            "draft_lacks": _lacks(draft) if is_head else [],
+            "tensors": tensors,
+            "beside": list(question.beside),
+        },
+        "count": question.machine.count * question.machine.nodes,
+    }
 
 
 def _tensors(facts: ModelFacts) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -239,26 +265,28 @@ def _lacks(draft: ModelFacts | None) -> list[str]:
     return [table for table in _TABLES if not any(table in name for name in draft.tensors)]
 
 
-def _config(facts: ModelFacts) -> dict[str, Any]:
-    return {key: value for key, value in facts.config.items() if key != "auto_map"}
-
-
-def _setting(machine: Machine, vllm: VllmJudge) -> list[str]:
-    """The options of the child: what it pretends to have (on the CPU, nothing), and the vLLM that it asks."""
-    kind, words = machine.accelerator, ["--count", str(machine.count * machine.nodes)]
-    if not machine.is_cpu:
-        if kind.vendor != "nvidia" or kind.compute_capability is None:
-            text = f"specserve can ask vLLM about NVIDIA GPUs and the CPU, but not about {kind.name}"
-            raise FactError(text)
-        capability, size = list(kind.compute_capability), int(kind.total_bytes)
+def _setting(question: VllmQuestion) -> tuple[str, ...]:
+    """The options of the child: the GPU it pretends to have, if any, and the vLLM that it asks."""
+    kind, source = question.machine.accelerator, question.vllm.source
+    words = ["--source", str(source)] if source else []
+    if not question.machine.is_cpu:
+        capability = list(kind.compute_capability or ())
+        size = int(kind.total_bytes)
         gpu = {"name": f"NVIDIA {kind.name}", "capability": capability, "total_bytes": size}
         words += ["--gpu", json.dumps(gpu)]
-    return words + (["--source", str(vllm.source)] if vllm.source else [])
+    return tuple(words)
+
+
+def _file(request: Mapping[str, Any], setting: Sequence[str], vllm: VllmToAsk) -> Path:
+    """Where the answer is kept: its name says all that decides about the answer."""
+    decides = [request, setting, vllm.version, vllm.changed, libraries(), __version__, _digest()]
+    text = json.dumps(decides, sort_keys=True, default=str)
+    return fact_cache() / "oracle" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @lru_cache
 def libraries() -> dict[str, str]:
-    """The versions of what decides beside vLLM: it reads configurations by the one, and builds models of the other."""
+    """The versions of what decides beside vLLM: configurations are read and models built by it."""
     found = {}
     for name in ("transformers", "torch"):
         with contextlib.suppress(PackageNotFoundError):
@@ -267,20 +295,7 @@ def libraries() -> dict[str, str]:
 
 
 @lru_cache
-def _child_digest() -> str:
-    """Another child may answer otherwise."""
+def _digest() -> str:
+    """Of the child's code: another child may answer otherwise."""
     files = sorted(Path(engine.__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _folder() -> Path:
-    return fact_cache() / "oracle"
-
-
-def _read(answer: Mapping[str, Any]) -> VllmVerdict:
-    plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
-    found = {name: answer[name] for name in plain if name in answer}
-    for name in ("warnings", "infos"):
-        found[name] = tuple(item["text"] for item in answer.get(name, ()))
-    asked = tuple(VllmArgument(**item) for item in answer.get("asked", ()))
-    return VllmVerdict(**found, loc=tuple(answer.get("loc", ())), asked=asked)

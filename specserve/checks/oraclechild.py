@@ -1,4 +1,4 @@
-"""The child process that vLLM's answers come from, and what it says of an installed vLLM without a table."""
+"""The child process that vLLM's answers come from, and what it says of a vLLM without a table."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,17 +31,19 @@ CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
 """Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
+"""From one answer to the next; the child itself waits less for vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmArgument:
-    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
+    """An argument of the command line, and the value that vLLM runs."""
 
     argument: str
     value: Any
     effective: Any
     place: str
+    """Where it is in vLLM's configuration."""
     is_changed: bool
 
 
@@ -57,7 +59,7 @@ class VllmVerdict:
     """Of the same launch without speculation; None if this is that one."""
     refused: str | None = None
     not_judged: str | None = None
-    """Why the question could not be answered without the GPU."""
+    """Why the question could not be answered here."""
     at: str = ""
     """The line of vLLM that refused."""
     step: str = ""
@@ -66,9 +68,10 @@ class VllmVerdict:
     effective: Mapping[str, Any] = field(default_factory=dict)
     asked: tuple[VllmArgument, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the models, built without memory."""
+    """Figures of the models, built without memory: bytes of weights (`stages`), and what vLLM's
+    planner makes of a low and a high budget (`plans`)."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Steps that cannot be taken without the GPU, with the reason."""
+    """Steps that cannot be taken here, with the reason."""
     warnings: tuple[str, ...] = ()
     infos: tuple[str, ...] = ()
 
@@ -79,12 +82,12 @@ class VllmVerdict:
 
 
 class OracleChild:
-    """A running `engine/oracle.py`; its process group outlives neither this object nor this process."""
+    """A running `engine/oracle.py`; leaving its context ends it with all that it started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="specserve-oracle-")
         self._log = Path(self._folder.name) / "stderr"
-        self._rest = b""
+        self._asked = 0
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -96,73 +99,68 @@ class OracleChild:
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
             )
         self.pid = self._process.pid
-        self._end = weakref.finalize(self, _end, self._process, self._folder)
 
-    def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
-        """The answer to one request; `models` are laid out as folders that hold a config.json. Raises FactError."""
-        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            for role, config in request["models"].items():
-                (Path(folder) / role).mkdir()
-                (Path(folder) / role / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            sent = {"id": 0, "folder": folder, **{key: request[key] for key in request if key != "models"}}
-            try:
-                return self._answer(sent, limit_s=limit_s)
-            except FactError:
-                self.close()
-                raise
-            except (OSError, TypeError, ValueError) as error:
-                self.close()
-                raise FactError(f"asking vLLM failed: {error}") from error
+    def __enter__(self) -> OracleChild:
+        return self
 
-    def _answer(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        self._folder.cleanup()
+
+    def answers(
+        self, requests: Sequence[Mapping[str, Any]], *, limit_s: float = _LIMIT_S
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The number of each request with its answer, as they come. Raises FactError.
+
+        The `models` of a request are laid out as folders that hold a config.json.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        deadline, stream = time.monotonic() + limit_s, self._process.stdout.fileno()
-        while True:
-            *lines, self._rest = self._rest.split(b"\n")
-            # the folder is another one each time
-            said = (message_in(line.replace(f"{request['folder']}/".encode(), b"")) for line in lines)
-            if (answer := next(filter(None, said), None)) is not None:
-                return answer
+        lines, first = [], self._asked
+        self._asked += len(requests)
+        for at, request in enumerate(requests, start=first):
+            sent = {"id": at, **request}
+            for role, config in sent.pop("models", {}).items():
+                sent["folder"] = f"{self._folder.name}/{at}"
+                model = Path(sent["folder"]) / role
+                model.mkdir(parents=True)
+                (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            lines.append(json.dumps(sent).encode() + b"\n")
+        # a child that writes an answer does not read: neither waits for the other
+        threading.Thread(target=self._send, args=(b"".join(lines),), daemon=True).start()
+        stream, unread, left = self._process.stdout.fileno(), b"", len(requests)
+        deadline = time.monotonic() + limit_s
+        while left:
             if not select.select([stream], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise FactError(f"vLLM did not answer within {limit_s:g} s")
-            more = os.read(stream, 1 << 20)
-            if not more:
+            if not (more := os.read(stream, 1 << 20)):
                 raise FactError(f"asking vLLM failed: {self._last_words()}")
-            self._rest += more
+            *said, unread = (unread + more).split(b"\n")
+            for line in said:
+                answer = message_in(line)
+                number = answer.pop("id", -1) if answer else -1
+                if answer is not None and number in range(first, self._asked):
+                    folder, text = f"{self._folder.name}/{number}/", json.dumps(answer)
+                    yield number - first, json.loads(text.replace(folder, ""))
+                    left, deadline = left - 1, time.monotonic() + limit_s
+
+    def _send(self, text: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or closed
+            self._process.stdin.write(text)
+            self._process.stdin.flush()
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")[:300]
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
         if "Failed to infer device type" in last:  # vllm/config/device.py, 0.26-0.33
-            return (
-                "this build of vLLM is not for the platform of the profile; `--assume` names another machine"
-            )
-        return last
-
-    def close(self) -> None:
-        """End the child and all that it started."""
-        self._end()
-        child_of.cache_clear()
-
-
-def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            if stream is not None:
-                stream.close()
-    folder.cleanup()
-
-
-@lru_cache(maxsize=1)
-def child_of(command: tuple[str, ...]) -> OracleChild:
-    """The child of this command line, which the first question starts; the one of another ends: each takes 0.7 GB."""
-    return OracleChild(command)
+            return "this vLLM is not for the platform of the profile; `--assume` names another machine"
+        return last[:300]
 
 
 def kept_answer(file: Path) -> dict[str, Any] | None:
@@ -180,12 +178,23 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
         write_whole(file, json.dumps(answer))
 
 
+def changed_at(folder: Path) -> str:
+    """The time of the newest change of a Python file of a package, which a version may not tell."""
+    newest = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".py"):
+                with contextlib.suppress(OSError):
+                    newest = max(newest, os.stat(f"{place}/{name}").st_mtime_ns)  # noqa: PTH116
+    return str(newest)
+
+
 @lru_cache
 def installed_table(found: Installed) -> VllmTable:
     """The table of an installed vLLM. Raises UnknownVersion if it is too old.
 
-    A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its answer is kept. If
-    it gives none, the newest shipped table serves, marked as not exact.
+    A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its
+    answer is kept. If it gives none, the newest shipped table serves, marked as not exact.
     """
     asked = ask_installed(found, command=CHILD) if is_newer(found.version) else None
     return asked or table(found.version)
@@ -199,24 +208,21 @@ def installed_vllm() -> Vllm | None:
 
 def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTable | None:
     """What an installed vLLM says of itself, or said before; None if it gives no answer."""
-    source = found.package / "engine" / "arg_utils.py"
-    changed = source.stat().st_mtime_ns if source.is_file() else 0
+    changed = changed_at(found.package / "engine")
     file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
     gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
+    known = {"version": found.version, "distribution": found.distribution}
     for answer in (kept_answer(file), None):
         try:
-            said = answer or _ask([*command, *gpu])
-            known = loads(json.dumps({**said, "version": found.version, "distribution": found.distribution}))
+            said = answer
+            if said is None:
+                with OracleChild([*command, *gpu]) as child:
+                    ((_, asked),) = child.answers([{"accepted": True}])
+                    said = asked["accepted"]
+            read = loads(json.dumps({**said, **known}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
             continue
         if answer is None:
             keep_answer(file, said)
-        return known
+        return read
     return None
-
-
-def _ask(command: Sequence[str]) -> dict[str, object]:
-    """The child's answer. Raises OSError, FactError or KeyError if it gives none."""
-    with contextlib.closing(OracleChild(command)) as child:
-        said: dict[str, object] = child.ask({"accepted": True, "models": {}}, limit_s=_LIMIT_S)["accepted"]
-        return said

@@ -33,7 +33,8 @@ UNUSED_IGNORE = Code(
     """,
 )
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
-_BY_VLLM = "SD5"
+_BY_VLLM, _REFUSED = "SD5", "SD501"
+"""What vLLM says, and its refusal, which stands beside whatever else is found there."""
 _OF_READING = "SD290"
 """The code of a model that cannot be read: `lint` does not try, and elsewhere it may be there."""
 _ORDER = {severity: order for order, severity in enumerate(Severity)}
@@ -191,7 +192,7 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
     """Without what vLLM says about a value of which a rule says as much: a rule also knows the way out."""
-    by_vllm = [finding for finding in findings if finding.code.startswith(_BY_VLLM)]
+    by_vllm = [each for each in findings if each.code.startswith(_BY_VLLM) and each.code != _REFUSED]
     worst: dict[Span, int] = {}
     for finding in findings if by_vllm else ():
         if finding not in by_vllm:

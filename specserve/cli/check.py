@@ -23,11 +23,8 @@ Format = Annotated[Form | None, typer.Option("--format", show_default=False, hel
 _PICK = "Skip named files that are not profiles (in folders they are always skipped)."
 _STDIN = "Name to show for stdin; relative paths in the profile start from its folder."
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
-_VLLM = (
-    "Judge for this vLLM version. `installed`, or a wheel or folder of vLLM, which is not"
-    " installed: let its own code judge the launch and compute the memory, too (about 10 s, then"
-    " cached)."
-)
+_VLLM = "Judge for this version; or a wheel or folder of vLLM, which is asked and not installed."
+_NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
 
 
 def lint(
@@ -68,7 +65,8 @@ def check(
     strict: options.Strict = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     verbose: options.Verbose = False,
-    vllm: Annotated[str | None, option("VERSION|installed|PATH", _VLLM, "--vllm")] = None,
+    vllm: Annotated[str | None, option("VERSION|PATH", _VLLM, "--vllm")] = None,
+    no_ask: Annotated[bool, flag("--no-ask", _NO_ASK)] = False,
     format: Format = None,
     settings: options.Settings = None,
 ) -> None:
@@ -76,7 +74,8 @@ def check(
 
     check judges the profile, tokenizers, models, memory, hardware and this host. It reads
     configurations, tokenizer files and tensor headers from directories, the Hub cache or the Hub,
-    but no weights. What it could not check is listed as skipped and never counts as ok.
+    but no weights. Where vLLM is installed, its own code then judges the launch, too, for a GPU
+    that need not be here. What could not be checked is listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found (with --strict also for warnings, with --complete also for
     skipped checks); 2 if a model does not exist or is gated, or if the Hub does not answer and
@@ -87,7 +86,7 @@ def check(
     specserve check configs/demo.yaml
     specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
     specserve check my.yaml --offline --strict --format json
-    specserve check my.yaml --vllm installed
+    specserve check my.yaml --vllm vllm-0.34.0.whl
     specserve check -- vllm serve org/model --max-model-len 8192
     """
     from specserve.checks.check import Checked
@@ -98,29 +97,36 @@ def check(
     from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import running_records
 
-    asks, source = vllm is not None and not vllm[:1].isdigit(), None
-    if vllm is not None and asks:
-        from specserve.checks.oracle import vllm_to_ask
+    is_path, source = vllm is not None and not vllm[:1].isdigit(), None
+    if vllm is not None and is_path:
+        from specserve.checks.oracle import vllm_in
 
-        source = None if vllm == "installed" else Path(vllm)
-        asked = vllm_to_ask(source)  # raises for a folder without a vLLM
-        vllm = asked.version if source else None
-    notices = StderrNotices()
+        source = vllm_in(Path(vllm))  # raises for a folder without a vLLM
+        vllm = source.version
+    notices, shown = StderrNotices(), list[Report]()
     wanted = CheckOptions(
         offline=offline,
         locked=locked,
         machine=machine_of(assume) if assume else None,
-        ask_vllm="always" if asks else "if_kept",
-        vllm_source=source,
+        asks=not no_ask,
+        source=source,
         version=_known_version(vllm) if vllm else None,
         servers={record.port: record.name for record in running_records()},
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
     read = ((file, *examine_partial(file, settings=settings)) for file in files)
-    report = check_profiles(read, wanted=wanted)
+
+    def before(report: Report) -> None:
+        notices.progress("")
+        if _form(format) == "text":  # its answer comes with vLLM's
+            shown.append(report)
+            _print_findings(report)
+        notices.progress("asking vLLM, about 10 s")
+
+    report = check_profiles(read, wanted=wanted, before=before)
     notices.progress("")
-    _print(report, format, is_verbose=verbose)
+    _print(report, format, is_verbose=verbose, shown=shown[0] if shown else None)
     verdicts = [verdict for verdict in report.verdicts if isinstance(verdict, Checked)]
     if unread := [verdict.undone.path for verdict in verdicts if verdict.undone]:
         what = escaped(unread[0])
@@ -159,12 +165,30 @@ def named_profiles(
     return find_profiles(list(paths), pick=pick, stdin_filename=stdin_filename, warn=warn)
 
 
-def _print(report: Report, format: Form | None, *, is_verbose: bool | None = None) -> None:
-    """Findings to stdout, the sum to stderr. `is_verbose`: of a check, with figures."""
+def _form(form: Form | None) -> Form:
+    return form or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
+
+
+def _print_findings(report: Report) -> None:
+    """What the rules found, while vLLM is asked."""
+    from specserve.report.findings import render
+
+    if report.findings:
+        out(render(report.findings, stream=sys.stdout))
+        sys.stdout.flush()
+
+
+def _print(
+    report: Report,
+    format: Form | None,
+    *,
+    is_verbose: bool | None = None,
+    shown: Report | None = None,
+) -> None:
+    """Findings to stdout, the sum to stderr. `is_verbose`: of a check; `shown` is on the screen."""
     from specserve.report import findings
 
-    format = format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
-    match format:
+    match _form(format):
         case "json":
             from specserve.report.formats import report_json
 
@@ -182,14 +206,14 @@ def _print(report: Report, format: Form | None, *, is_verbose: bool | None = Non
         case "text" if is_verbose is not None:
             from specserve.report.check import check_text
 
-            text = check_text(report, is_verbose=is_verbose)
+            text = check_text(report, is_verbose=is_verbose, shown=shown)
         case "text":  # an empty line stands between the findings and their sum
-            shown = report.findings and findings.render(report.findings, stream=sys.stdout)
-            text = f"{shown}\n" if shown else ""
+            rendered = report.findings and findings.render(report.findings, stream=sys.stdout)
+            text = f"{rendered}\n" if rendered else ""
     try:
         if text:
             out(text)
-        if format != "json":
+        if _form(format) != "json":
             say(findings.summary(report))
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline

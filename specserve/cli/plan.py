@@ -37,7 +37,7 @@ def plan(
     --vllm, without an installed vLLM, or if that one does not support the accelerators of the
     profile, the plan leaves out what depends on the machine. A profile for several nodes gives one
     command for each node. With --engine sglang, it is SGLang's command, and a setting that has no
-    counterpart there is an error. `check --vllm installed -v` shows what vLLM makes of the launch.
+    counterpart there is an error. `check -v` shows what vLLM makes of the launch.
 
     \b
     specserve plan configs/demo.yaml

@@ -1,7 +1,7 @@
-"""Builds the models of a launch without memory: on the meta device, no weight is read. Part of the oracle.
+"""Builds the models of a launch without memory: on the meta device, no weight is read.
 
-`Stage` holds what the GPUs of one pipeline stage would hold. What a quantized checkpoint becomes after loading is not
-computed. Written against vLLM 0.26 to 0.33.
+What a quantized checkpoint becomes after loading is not computed. Written against vLLM 0.26 and
+0.31 to 0.33.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 
 _SMALL, _SHORT = 1 << 20, 1 << 18
 """Elements of a tensor, and of a range such as the positions of a rotary embedding."""
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
+_FIGURES = ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltStage:
-    """A pipeline stage: its models, the KV cache of each layer by its name, and the attention backends."""
+    """A pipeline stage: its models, the KV cache of each layer by its name, and the backends."""
 
     target: Any
     draft: Any
+    target_layers: frozenset[str]
     specs: dict[str, Any]
     backends: list[Any]
     figures: dict[str, Any]
@@ -30,7 +33,7 @@ class BuiltStage:
 
 
 class _Group(SimpleNamespace):
-    """A stand-in for vLLM's GroupCoordinator: sizes and ranks are all that building a model asks for."""
+    """Stands for vLLM's GroupCoordinator: building a model asks for sizes and ranks alone."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -40,46 +43,49 @@ class _Group(SimpleNamespace):
         return None
 
 
-def _group(world_size: int, rank: int = 0) -> _Group:
-    process_group = _Group(
-        size=lambda: world_size, rank=lambda: rank, world_size=world_size, rank_in_group=rank
-    )
+def _group(size: int, rank: int = 0) -> _Group:
+    processes = _Group(size=lambda: size, rank=lambda: rank, world_size=size, rank_in_group=rank)
     return _Group(
-        world_size=world_size, rank_in_group=rank, rank=rank, local_rank=rank, ranks=list(range(world_size)),
-        is_first_rank=rank == 0, is_last_rank=rank == world_size - 1, first_rank=0, last_rank=world_size - 1,
-        device_group=process_group, cpu_group=process_group, unique_name="oracle:0",
+        world_size=size, rank_in_group=rank, rank=rank, local_rank=rank, ranks=list(range(size)),
+        is_first_rank=rank == 0, is_last_rank=rank == size - 1, first_rank=0, last_rank=size - 1,
+        device_group=processes, cpu_group=processes, unique_name="oracle:0",
     )  # fmt: skip
 
 
 def as_rank(config: Any, *, stage: int) -> contextlib.AbstractContextManager[Any]:
-    """Be the first GPU of a pipeline stage from here on. Source: vllm/distributed/parallel_state.py."""
+    """Be the first GPU of a pipeline stage from here on (vllm/distributed/parallel_state.py)."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
     parallel = config.parallel_config
-    tp, pp, dp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
-    dcp, pcp = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+    tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    dp = parallel.data_parallel_size
     groups = {
-        "_WORLD": _group(tp * pp, stage * tp), "_TP": _group(tp), "_ETP": _group(tp), "_PP": _group(pp, stage),
-        "_DP": _group(dp), "_EP": _group(tp * dp), "_EPLB": _group(tp * dp), "_DCP": _group(dcp),
-        "_PCP": _group(pcp),
+        "_WORLD": _group(tp * pp, stage * tp), "_TP": _group(tp), "_ETP": _group(tp),
+        "_PP": _group(pp, stage), "_DP": _group(dp), "_EP": _group(tp * dp),
+        "_EPLB": _group(tp * dp), "_DCP": _group(parallel.decode_context_parallel_size),
+        "_PCP": _group(parallel.prefill_context_parallel_size),
     }  # fmt: skip
     for name, group in groups.items():
-        if hasattr(parallel_state, name):
+        if hasattr(parallel_state, name):  # no version has all of them
             setattr(parallel_state, name, group)
     return set_current_vllm_config(config)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def weightless() -> Iterator[None]:
-    """Tensors of more than a megabyte are made on the meta device; small ones are real, as models read them.
+    """Tensors of more than a megabyte are made on the meta device; models read small ones.
 
-    What is meant for a GPU stays here, and what is copied from or to the meta device is compared by its shape.
+    What is meant for a GPU stays here; what is copied from or to the meta device is compared by its
+    shape.
     """
     import torch
     from torch.overrides import TorchFunctionMode
 
     makers = (torch.empty, torch.zeros, torch.ones, torch.full)
+
+    def is_gpu(value: Any) -> bool:
+        return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
     class Weightless(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,8 +96,8 @@ def weightless() -> Iterator[None]:
                 args[0].to("meta").copy_(args[1].to("meta"))
                 return args[0]
             if func is torch.Tensor.to:
-                args = tuple(args[0].device if _is_gpu(item) else item for item in args)
-            if _is_gpu(kwargs.get("device")) or type(kwargs.get("device")) is int:
+                args = tuple(args[0].device if is_gpu(item) else item for item in args)
+            if is_gpu(kwargs.get("device")) or type(kwargs.get("device")) is int:
                 kwargs["device"] = args[0].device if func is torch.Tensor.to else None
             if func in makers and kwargs.get("device") is None:
                 size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
@@ -99,23 +105,12 @@ def weightless() -> Iterator[None]:
                     kwargs["device"] = "meta"
             if func is torch.arange and isinstance(args[0], (int, float)) and args[0] > _SHORT:
                 kwargs["device"] = "meta"
-            if func in (torch.einsum, torch.outer) and any(_is_meta(item) for item in args):
+            if func in (torch.einsum, torch.outer) and any(getattr(item, "is_meta", False) for item in args):
                 args = tuple(item.to("meta") if isinstance(item, torch.Tensor) else item for item in args)
             return func(*args, **kwargs)
 
     with Weightless():
         yield
-
-
-def _is_meta(value: Any) -> bool:
-    return bool(getattr(value, "is_meta", False))
-
-
-def _is_gpu(value: Any) -> bool:
-    """Whether this names a device that is not here."""
-    import torch
-
-    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
 
 def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
@@ -126,17 +121,21 @@ def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    if (
-        current_platform.is_cpu()
-    ):  # it may lack the instructions for a quantized format, and no kernel runs here
+    if current_platform.is_cpu():  # it may lack the instructions for a format; no kernel runs here
         linear.is_supported_and_can_implement_kernel = lambda *_: (True, "")
     dtype = (model_config or config.model_config).dtype
     with set_current_vllm_config(config), weightless(), set_default_torch_dtype(dtype):
         return initialize_model(config, model_config=model_config, prefix=prefix)
 
 
+def has_draft(config: Any) -> bool:
+    """Whether the last pipeline stage holds a second model."""
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method not in _WITHOUT_MODEL
+
+
 def build_draft(config: Any) -> Any:
-    """The draft of the configuration, which shares nothing yet (v1/spec_decode/llm_base_proposer.py)."""
+    """The draft, which shares nothing yet (v1/spec_decode/llm_base_proposer.py)."""
     from vllm.v1.spec_decode.draft_model import DraftModelProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -150,41 +149,28 @@ def build_draft(config: Any) -> Any:
     return build(draft_config, model_config=speculative.draft_model_config)
 
 
-def has_draft(config: Any) -> bool:
-    """Whether the last pipeline stage holds a second model."""
-    methods = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
-    return config.speculative_config is not None and config.speculative_config.method not in methods
-
-
 def _share(draft: Any, target: Any, config: Any, *, names: set[str], lacks: frozenset[str]) -> None:
-    """Let the draft use what vLLM lets it use of the target. `names`: the target's attention layers."""
+    """Let the draft use what vLLM lets it use of the target. `names`: the target's layers."""
     speculative = config.speculative_config
-    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # other versions may not have it
-    if is_gemma4 is not None and is_gemma4():
-        _share_gemma4(draft, target, config, names=names)
-    elif speculative.method != "draft_model":
-        _share_tables(draft, target, lacks=lacks, is_mtp=speculative.method == "mtp")
+    if speculative.method == "draft_model":
+        return
+    has_language = hasattr(target, "get_language_model")
+    language = target.get_language_model() if has_language else target
+    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # 0.26 does not have it
+    if is_gemma4 is not None and is_gemma4():  # it reads the target's cache, too
+        from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 
-
-def _share_gemma4(draft: Any, target: Any, config: Any, *, names: set[str]) -> None:
-    """Gemma 4's assistant reads the target's cache and embeddings, and keeps its own output table."""
-    from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
-
-    proposer = object.__new__(Gemma4Proposer)
-    proposer.model, proposer.vllm_config = draft, config
-    proposer.speculative_config = config.speculative_config
-    proposer._setup_gemma4_kv_sharing(names)
-    language = target.get_language_model() if hasattr(target, "get_language_model") else target
-    draft.model.embed_tokens = language.model.embed_tokens
-
-
-def _share_tables(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: bool) -> None:
-    language = target.get_language_model() if hasattr(target, "get_language_model") else target
-    inner = getattr(draft, "model", None)
-    given = getattr(language, "model", None)
-    table = getattr(given, "embed_tokens", None) or getattr(given, "embedding", None)
+        proposer = object.__new__(Gemma4Proposer)
+        proposer.model, proposer.vllm_config = draft, config
+        proposer.speculative_config = speculative
+        proposer._setup_gemma4_kv_sharing(names)
+        draft.model.embed_tokens = language.model.embed_tokens
+        return
+    is_mtp = speculative.method == "mtp"
+    inner, outer = getattr(draft, "model", None), getattr(language, "model", None)
+    table: Any = getattr(outer, "embed_tokens", None) or getattr(outer, "embedding", None)
     own = getattr(inner, "embed_tokens", None)
-    if inner is not None and own is not None and table is not None and hasattr(table, "weight"):
+    if inner is not None and own is not None and hasattr(table, "weight"):
         is_as_wide = table.weight.shape[-1] == own.weight.shape[-1]
         if is_mtp or ("embed_tokens" in lacks and is_as_wide):
             inner.embed_tokens = table
@@ -201,29 +187,23 @@ def _share_tables(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: boo
 
 def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
     """Bytes of the parameters, each counted once however often it is tied."""
-    total = 0
-    for tensor in model.parameters() if model is not None else ():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            total += tensor.numel() * tensor.element_size()
-    return {"parameters": total}
+    new = {id(tensor): tensor for tensor in (model.parameters() if model is not None else ())}
+    sizes = [each.numel() * each.element_size() for key, each in new.items() if key not in seen]
+    seen |= new.keys()
+    return {"parameters": sum(sizes)}
 
 
 def _describe(spec: Any, config: Any) -> dict[str, Any]:
     """One layer's KV cache in plain figures."""
-    described = {
-        "kind": type(spec).__name__,
-        "block_size": spec.block_size,
-        "page_bytes": spec.page_size_bytes,
-    }
-    names = ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size")
-    known = {name: getattr(spec, name, None) for name in names}
+    page = spec.page_size_bytes
+    described = {"kind": type(spec).__name__, "block_size": spec.block_size, "page_bytes": page}
+    known = {name: getattr(spec, name, None) for name in _FIGURES}
     described |= {name: value for name, value in known.items() if value is not None}
     if hasattr(spec, "shapes"):
         sizes = zip(spec.shapes, spec.dtypes, strict=False)
-        described["state_bytes"] = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
+        described["state_bytes"] = sum(math.prod(shape) * kind.itemsize for shape, kind in sizes)
         described["state_shapes"] = [list(shape) for shape in spec.shapes]
-        described["state_blocks"] = spec.max_memory_usage_bytes(config) // spec.page_size_bytes
+        described["state_blocks"] = spec.max_memory_usage_bytes(config) // page
     return described
 
 
@@ -234,9 +214,11 @@ def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStag
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
-    config.compilation_config.static_forward_context.clear()
+    context = config.compilation_config.static_forward_context
+    context.clear()
     with as_rank(config, stage=number):
         target, draft = build(config), None
+        target_layers = frozenset(context)
         names = set(get_layers_from_vllm_config(config, AttentionLayerBase))
         if has_draft(config) and number == config.parallel_config.pipeline_parallel_size - 1:
             draft = build_draft(config)
@@ -254,4 +236,4 @@ def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStag
                 for name, spec in specs.items()
             ],
         }
-    return BuiltStage(target, draft, specs, backends, figures)
+    return BuiltStage(target, draft, target_layers, specs, backends, figures)

@@ -1,4 +1,4 @@
-"""How a child in vLLM's interpreter speaks: JSON lines on private copies of its standard streams."""
+"""How a child in vLLM's interpreter speaks: JSON lines on copies of its standard streams."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ _LONGEST_ERROR = 600
 
 
 class JsonLines:
-    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
+    """The two private ends of the pipe; all else in this process sees /dev/null and stderr."""
 
     def __init__(self) -> None:
-        # private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin under the reader
+        # private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin
         self._input: IO[bytes] = os.fdopen(os.dup(0), "rb", buffering=0)
         self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._unread = b""
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)
 
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when the parent writes."""
+        return self._input.fileno()
+
+    def received(self) -> list[dict[str, Any]] | None:
+        """The messages that one read brings; None once the parent has closed its end."""
+        chunk = self._input.read(1 << 16)
+        *lines, self._unread = (self._unread + (chunk or b"")).split(b"\n")
+        return [json.loads(line) for line in lines] if chunk else None
+
     def read(self) -> Iterator[dict[str, Any]]:
         """The messages of the parent, as they come, until it closes its end."""
-        unread = b""
-        while chunk := self._input.read(1 << 16):
-            *lines, unread = (unread + chunk).split(b"\n")
-            yield from map(json.loads, lines)
+        while (messages := self.received()) is not None:
+            yield from messages
 
     def write(self, message: dict[str, Any], *, default: Callable[[Any], Any] | None = None) -> None:
-        """One message; a parent that no longer reads is gone, and the end of the input says so."""
+        """One message; a parent that no longer reads is gone: the end of the input says so."""
         with contextlib.suppress(BrokenPipeError):
             self._output.write(json.dumps(message, default=default) + "\n")
             self._output.flush()
@@ -42,7 +51,7 @@ class JsonLines:
 
 
 def message_in(line: bytes) -> dict[str, Any] | None:
-    """The message on a line of a child; None for what a library printed before `JsonLines` was made."""
+    """The message on a line of a child; None for what a library printed before `JsonLines`."""
     with contextlib.suppress(ValueError):
         message: dict[str, Any] = json.loads(line[line.index(b"{") :])
         return message

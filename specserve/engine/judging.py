@@ -1,8 +1,8 @@
-"""What vLLM's own code says of a command line: what it refuses, changes and warns about. Part of the oracle.
+"""What vLLM's own code says of a command line: what it refuses, changes and warns about.
 
-The process must pretend to have the GPU that the launch is for (`pretend`), or have it. It is good for one launch: what
-vLLM keeps, and changes in itself, is not put back. Written against vLLM 0.26 to 0.33: engine/arg_utils.py
-(`create_engine_config`) and config/vllm.py (`VllmConfig.__post_init__`).
+The process must pretend to have the GPU that the launch is for (`pretend`), or have it. It is good
+for one launch: what vLLM keeps, and changes in itself, is not put back. Written against vLLM 0.26
+and 0.31 to 0.33: engine/arg_utils.py (`create_engine_config`), config/vllm.py (`__post_init__`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from types import TracebackType
 from typing import Any
 
 from specserve.engine.launching import Launch
-from specserve.engine.pretend import NOT_HERE, StandInCalled
+from specserve.engine.pretend import StandInCalled
 
 _ON_PURPOSE = (ValueError, RuntimeError, AssertionError, OSError)
-"""What vLLM raises to refuse. Any other exception says that something here is not as on the machine that is meant."""
+"""What vLLM raises to refuse. Any other exception says that something here is not as there."""
+_ABOUT_HERE = re.compile(r"\binstall|No module named|is not on this machine|failed to be inspected")
+"""An error or a log line with these words is about the libraries of this machine."""
 _SECTIONS = {
-    "model_config": "ModelConfig", "cache_config": "CacheConfig", "parallel_config": "ParallelConfig",
-    "scheduler_config": "SchedulerConfig", "speculative_config": "SpeculativeConfig", "lora_config": "LoRAConfig",
-    "compilation_config": "CompilationConfig", "attention_config": "AttentionConfig", "kernel_config": "KernelConfig",
+    "model_config": "ModelConfig", "cache_config": "CacheConfig", "lora_config": "LoRAConfig",
+    "parallel_config": "ParallelConfig", "scheduler_config": "SchedulerConfig",
+    "speculative_config": "SpeculativeConfig", "compilation_config": "CompilationConfig",
+    "attention_config": "AttentionConfig", "kernel_config": "KernelConfig",
     "load_config": "LoadConfig", "mamba_config": "MambaConfig",
 }  # fmt: skip
-"""The parts of vLLM's configuration that are looked at, and the titles of their groups of arguments."""
+"""The parts of vLLM's configuration that are looked at, and the titles of their arguments."""
 _NOT_SHOWN = frozenset(
     {
-        "compilation_time", "disabled_custom_ops", "draft_model_config", "draft_parallel_config", "enabled_custom_ops",
-        "encoder_compilation_time", "hf_config", "hf_image_processor_config", "hf_text_config", "inductor_passes",
-        "local_cache_dir", "cache_dir", "model_arch_config", "splitting_ops", "static_all_moe_layers",
-        "static_forward_context", "target_model_config", "target_parallel_config", "traced_files",
+        "cache_dir", "compilation_time", "disabled_custom_ops", "draft_model_config",
+        "draft_parallel_config", "enabled_custom_ops", "encoder_compilation_time", "hf_config",
+        "hf_image_processor_config", "hf_text_config", "inductor_passes", "local_cache_dir",
+        "model_arch_config", "splitting_ops", "static_all_moe_layers", "static_forward_context",
+        "target_model_config", "target_parallel_config", "traced_files",
     }
 )  # fmt: skip
 """Fields that hold objects, or what vLLM keeps for itself."""
@@ -44,34 +48,9 @@ _OF_THE_DRAFT = {
     "draft_model_config": ("max_model_len", "architectures", "quantization", "dtype"),
     "draft_parallel_config": ("tensor_parallel_size",),
 }
+_IN_DRAFT = {"draft_tensor_parallel_size": "tensor_parallel_size", "max_model_len": "max_model_len"}
+"""Keys of the speculative block that end up in the draft's configuration."""
 _MOST_ITEMS = 64
-_ABOUT_HERE = (NOT_HERE, "No module named")
-"""Log lines with these words are about the libraries of this machine."""
-
-
-class _Tap:
-    """The log lines of vLLM while a question is answered; vLLM sets up its loggers anew, which loses a handler."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, str]]] = []
-        call = logging.Logger.callHandlers
-
-        def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
-            text = record.getMessage()
-            if logger.name.startswith("vllm") and not any(words in text for words in _ABOUT_HERE):
-                place = f"{_inside(record.pathname)}:{record.lineno}"
-                self.lines.append((record.levelname, {"text": text, "at": place}))
-            call(logger, record)
-
-        logging.Logger.callHandlers = tapped  # type: ignore[method-assign, assignment]
-
-    def said(self, *levels: str) -> list[dict[str, str]]:
-        """The lines of these levels, each text once."""
-        found: dict[str, dict[str, str]] = {}
-        for level, line in self.lines:
-            if level in levels:
-                found.setdefault(line["text"], line)
-        return list(found.values())
 
 
 def judge(
@@ -84,14 +63,32 @@ def judge(
 ) -> dict[str, Any]:
     """What vLLM says of a launch: `refused` or `not_judged` with a reason, or how it would run.
 
-    `build` is what `launching.Launch` takes. Without a refusal the answer has `effective`, `asked` (arguments that
-    run with another value), `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It
-    always has `warnings`.
+    `build` is what `launching.Launch` takes. Without a refusal the answer has `effective`, `asked`
+    (arguments on the command line, with what runs), `build` (figures) and `skipped` (steps that
+    cannot be taken here, with the reason). It always has `warnings` and `infos`, with their places.
     """
     os.environ.update(env)
-    tap = _Tap()
+    lines = _log_lines()
     answer = _judged(arguments, parser, argv=argv, build=build)
-    return {**answer, "warnings": tap.said("WARNING", "ERROR"), "infos": tap.said("INFO")}
+    for name, levels in (("warnings", ("WARNING", "ERROR")), ("infos", ("INFO",))):
+        once = {text: place for level, text, place in reversed(lines) if level in levels}
+        answer[name] = [{"text": text, "at": once[text]} for text in reversed(once)]
+    return answer
+
+
+def _log_lines() -> list[tuple[str, str, str]]:
+    """The log lines of vLLM from now on; vLLM sets up its loggers anew, which loses a handler."""
+    lines: list[tuple[str, str, str]] = []
+    call = logging.Logger.callHandlers
+
+    def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if logger.name.startswith("vllm") and not _ABOUT_HERE.search(text):
+            lines.append((record.levelname, text, f"{_inside(record.pathname)}:{record.lineno}"))
+        call(logger, record)
+
+    logging.Logger.callHandlers = tapped  # type: ignore[method-assign, assignment]
+    return lines
 
 
 def _judged(
@@ -102,7 +99,6 @@ def _judged(
     except Exception as error:
         return failure(error)
     launch, skipped = Launch(config, build), {}
-    context_length = config.model_config.max_model_len
     for name, step in launch.steps():
         try:
             step()
@@ -115,7 +111,6 @@ def _judged(
             if name == "models":
                 break
     values = _values(config)
-    values["model_config.max_model_len"] = context_length  # planning with the most memory can lengthen `auto`
     values["model_runner"] = "V2" if config.use_v2_model_runner else "V1"
     if "backends" in launch.answer:
         values["attention_backends"] = launch.answer["backends"]
@@ -147,13 +142,14 @@ def _values(config: Any) -> dict[str, Any]:
             if name in _NOT_SHOWN or name.startswith("_"):
                 continue
             if dataclasses.is_dataclass(value):
-                inner = value.__dataclass_fields__
-                values |= {f"{section}.{name}.{key}": _simple(getattr(value, key, None)) for key in inner}
+                for key in value.__dataclass_fields__:
+                    values[f"{section}.{name}.{key}"] = _simple(getattr(value, key, None))
             else:
                 values[f"{section}.{name}"] = _simple(value)
     for part, names in _OF_THE_DRAFT.items():
-        held = getattr(getattr(config, "speculative_config", None), part, None)
-        values |= {f"draft.{name}": _simple(getattr(held, name)) for name in names if held is not None}
+        draft = getattr(getattr(config, "speculative_config", None), part, None)
+        if draft is not None:
+            values |= {f"draft.{name}": _simple(getattr(draft, name)) for name in names}
     return values
 
 
@@ -170,34 +166,29 @@ def _simple(value: Any) -> Any:
 
 
 def _asked(parser: Any, argv: Sequence[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The arguments on the command line that have a place in the configuration, with both values."""
+    """The arguments on the command line that have a place in the configuration."""
     for name, section, asked in _given(parser, argv):
+        pairs = [(name, f"{section}.{name}", asked)]
         if isinstance(asked, dict) and section == "speculative_config":
-            pairs = [(f"{name}.{key}", _place_of(key), value) for key, value in asked.items()]
-        else:
-            pairs = [(name, f"{section}.{name}", asked)]
+            pairs = [
+                (f"{name}.{key}", f"{section}.{key}", value)
+                if key not in _IN_DRAFT
+                else (f"{name}.{key}", f"draft.{_IN_DRAFT[key]}", value)
+                for key, value in asked.items()
+            ]
         for argument, place, value in pairs:
             wanted = _simple(value)
             if place in values and wanted is not None and not isinstance(wanted, dict):
                 effective = values[place]
                 is_changed = wanted != "auto" and not is_same(wanted, effective)
                 yield {
-                    "argument": argument,
-                    "value": wanted,
-                    "effective": effective,
-                    "place": place,
+                    "argument": argument, "value": wanted, "effective": effective, "place": place,
                     "is_changed": is_changed,
-                }
-
-
-def _place_of(key: str) -> str:
-    """Where a key of the speculative block ends up."""
-    draft = {"draft_tensor_parallel_size": "tensor_parallel_size", "max_model_len": "max_model_len"}
-    return f"draft.{draft[key]}" if key in draft else f"speculative_config.{key}"
+                }  # fmt: skip
 
 
 def is_same(asked: Any, effective: Any) -> bool:
-    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0, `[demo]` and `demo`."""
+    """Whether they mean the same: `bfloat16`, `torch.bfloat16`; 4, 4.0; `[demo]`, `demo`."""
     if asked in (effective, [effective]):
         return True
     return str(effective).removeprefix("torch.").lower() == str(asked).lower()
@@ -213,17 +204,16 @@ def _given(parser: Any, argv: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
         if group.title in sections
         for action in group._group_actions
     }
+    where.setdefault("speculative_config", "speculative_config")
     for action in serve._actions:
         action.default = argparse.SUPPRESS
-    said = vars(parser.parse_args(["serve", *argv]))
-    where.setdefault("speculative_config", "speculative_config")
-    for name, value in said.items():
+    for name, value in vars(parser.parse_args(["serve", *argv])).items():
         if name in where:
             yield name, where[name], value
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Why there is no configuration: vLLM refuses, or it asked for something that is not on this machine."""
+    """Why there is no answer: vLLM refuses, or it asked for something that is not here."""
     loc: list[str] = []
     inner: BaseException = error
     text = " ".join(str(error).split())
@@ -231,20 +221,30 @@ def failure(error: Exception) -> dict[str, Any]:
         first = error.errors()[0]  # type: ignore[attr-defined]
         loc, text = [str(part) for part in first["loc"]], " ".join(str(first["msg"]).split())
         inner = first.get("ctx", {}).get("error", error)
-    is_meant = bool(text) and isinstance(error, _ON_PURPOSE) and _is_by_vllm(inner, error)
+    frames = traceback.extract_tb(inner.__traceback__ or error.__traceback__)
+    # a library may be another version where the launch is to run
+    is_by_vllm = bool(frames) and _inside(frames[-1].filename).startswith(("vllm/", "pydantic/"))
+    is_meant = bool(text) and isinstance(error, _ON_PURPOSE) and is_by_vllm
+    is_refused = is_meant and not (_ABOUT_HERE.search(text) or _is_for_want(inner))
     answer = {
-        "refused" if is_meant else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
+        "refused" if is_refused else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
         "error": type(inner).__name__,
         "at": _place(inner.__traceback__ or error.__traceback__),
     }
     return {**answer, "loc": loc} if loc else answer
 
 
-def _is_by_vllm(inner: BaseException, error: BaseException) -> bool:
-    """Whether vLLM refuses, and not a library whose version may be another one where the launch is to run."""
-    frames = traceback.extract_tb(inner.__traceback__ or error.__traceback__)
-    is_inside = bool(frames) and _inside(frames[-1].filename).startswith(("vllm/", "pydantic/"))
-    return is_inside and not isinstance(inner, StandInCalled)
+def _is_for_want(error: BaseException | None) -> bool:
+    """Whether it comes of a library or a device that is not on this machine."""
+    while error is not None and not isinstance(error, (ImportError, StandInCalled)):
+        before, trace = error.__context__, error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        # `except ImportError: raise ValueError`, and not what fails later in the other way
+        caught = before.__traceback__ if before is not None else None
+        is_reason = caught is not None and trace is not None and caught.tb_frame is trace.tb_frame
+        error = error.__cause__ or (before if is_reason else None)
+    return error is not None
 
 
 def _is_raised_by_vllm(error: BaseException) -> bool:
@@ -257,8 +257,8 @@ def _is_raised_by_vllm(error: BaseException) -> bool:
 def _place(trace: TracebackType | None) -> str:
     """The innermost line of vLLM, as `vllm/config/speculative.py:812 in __post_init__`."""
     frames = traceback.extract_tb(trace)
-    ours = [frame for frame in frames if _inside(frame.filename).startswith("vllm/")] or list(frames)
-    return f"{_inside(ours[-1].filename)}:{ours[-1].lineno} in {ours[-1].name}" if ours else ""
+    own = [frame for frame in frames if _inside(frame.filename).startswith("vllm/")] or list(frames)
+    return f"{_inside(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def _inside(path: str) -> str:

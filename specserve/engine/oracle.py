@@ -1,21 +1,20 @@
 """Answers from vLLM's own code about a command line, in a child process.
 
-Requests are JSON objects on stdin, one a line, answers are JSON objects on what was stdout, one a line with the same
-`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; a question takes milliseconds.
+Requests are JSON objects on stdin, one a line; answers are JSON objects on what was stdout, one a
+line with the same `id`, as they come. vLLM's own output goes to stderr. vLLM is imported once.
 
-`{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words that follow
-`vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
+`{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words
+that follow `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
 
-`{"id": 1, "accepted": true}` asks for everything that this vLLM accepts: `{"id": 1, "accepted": {…}}`, as
-`accepted` says it.
+`{"id": 1, "accepted": true}` asks for all that this vLLM accepts: `{"id": 1, "accepted": {…}}`.
 
-With `"folder": "DIR"` vLLM judges the launch as well, with the models in that folder, each a config.json alone: the
-answer is what `judging.judge` returns for `"env": {…}` and `"build": {…}`, without the warnings that every launch gets.
-As vLLM changes its own defaults and keeps what it finds out, it is a fork that judges, for at most `"limit_s"`:
-`{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
+With `"folder": "DIR"` vLLM judges the launch, with the models in that folder, each a config.json
+alone, on `"count"` GPUs: the answer is what `judging.judge` returns for `"env"` and `"build"`. vLLM
+changes its own defaults and keeps what it finds out, so a fork judges, two of them at a time, each
+for at most `"limit_s"`: `{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
 
-On the child's own command line `--gpu` describes a GPU that need not be there, and `--source` names a folder that
-holds another `vllm` package than the installed one.
+On the child's own command line `--gpu` describes a GPU that need not be there, and `--source` names
+a folder that holds another `vllm` package than the installed one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -41,16 +39,25 @@ from specserve.engine.accepted import accepted
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _LIMIT_S = 120.0
+_AT_ONCE = 2
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """A fork has the thread that made it and no other, and waits for ever for a pool that it lacks."""
-
-_PLAIN = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": 512,
-    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 2048,
-}  # fmt: skip
-"""A model that vLLM has nothing to say about."""
-_PLAIN_HEAD = _PLAIN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
+_ASKED_OF_EACH = (
+    "specserve.engine.judging",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.llama_eagle3",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.v1.core.single_type_kv_cache_manager",
+    "vllm.v1.spec_decode.draft_model",
+    "vllm.v1.spec_decode.llm_base_proposer",
+    "vllm.v1.worker.cp_utils",
+    "vllm.v1.worker.gpu.attn_utils",
+    "vllm.v1.worker.gpu.spec_decode",
+    "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+)
+"""What nearly every question makes vLLM import: once here, and not once more in each fork."""
 
 
 class CommandRefused(Exception):
@@ -58,7 +65,7 @@ class CommandRefused(Exception):
 
 
 def serve_parser() -> Any:
-    """The parser of `vllm serve`, which raises Refused instead of ending the process."""
+    """The parser of `vllm serve`, which raises CommandRefused instead of ending the process."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -74,32 +81,43 @@ def serve_parser() -> Any:
 
 
 def _make_arg_parser() -> Any:
-    """vLLM's function of this name, which has moved between versions."""
-    for module in ("common", "launchers", "openai"):
+    """vLLM's function of this name: in `launchers` now, in `openai` in 0.26."""
+    for module in ("launchers", "openai"):
         with contextlib.suppress(ImportError, AttributeError):
-            return __import__(f"vllm.entrypoints.{module}.cli_args", fromlist=["x"]).make_arg_parser
-    raise ImportError(
-        "vLLM's `make_arg_parser` was not found in any of the modules that are known to have it"
-    )
+            found = importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
+            return found.make_arg_parser
+    raise ImportError("vLLM's `make_arg_parser` is in none of the modules that are known to have it")
 
 
 def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments as vLLM has them. Raises Refused."""
+    """The arguments as vLLM has them. Raises CommandRefused."""
     try:
         found: argparse.Namespace = parser.parse_args(["serve", *argv])
     except CommandRefused:
         raise
     except Exception as error:  # a type or an action of vLLM's that refuses in its own way
-        raise CommandRefused(" ".join(str(error).split()) or type(error).__name__) from error
+        raise CommandRefused(error_text(error)) from error
     return found
 
 
-def parsed(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """The value of every argument. Raises Refused."""
-    arguments = vars(parse(parser, argv))
-    return {
-        name: value for name, value in arguments.items() if name not in ("subparser", "dispatch_function")
-    }
+def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one request, which may change this process."""
+    try:
+        if "accepted" in request:
+            return {"accepted": accepted(parser)}
+        arguments = parse(parser, request["argv"])
+        if "folder" not in request:
+            known = vars(arguments)
+            own = ("subparser", "dispatch_function")
+            return {"arguments": {name: known[name] for name in known if name not in own}}
+        from specserve.engine import judging, pretend
+
+        os.chdir(request["folder"])
+        pretend.see(request.get("count", 8))
+        given = {name: request.get(name, {}) for name in ("env", "build")}
+        return judging.judge(arguments, parser, argv=request["argv"], **given)
+    except CommandRefused as error:
+        return {"refused": str(error)}
 
 
 def _plain(value: Any) -> Any:
@@ -109,103 +127,91 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else repr(value)
 
 
-def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        if "accepted" in request:
-            return {"accepted": accepted(parser)}
-        if "folder" not in request:
-            return {"arguments": parsed(parser, request["argv"])}
-        return _judged(parser, request)
-    except CommandRefused as error:
-        return {"refused": str(error)}
+class Fork:
+    """A fork of this process, which must be the only thread; nothing it does to vLLM is left."""
 
+    def __init__(self, answer: Callable[[], dict[str, Any]], *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self._said = b""
+        self._pipe, theirs = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                found = answer()
+            except Exception as error:
+                traceback.print_exc()  # stderr is for who maintains this
+                found = {"not_judged": error_text(error)}
+            with os.fdopen(theirs, "wb") as pipe:
+                pipe.write(json.dumps(found, default=_plain).encode())
+            os._exit(0)
+        os.close(theirs)
 
-def _judged(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
-    from specserve.engine.judging import judge
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when the fork answers, or ends."""
+        return self._pipe
 
-    os.chdir(request["folder"])
-    argv = request["argv"]
-    options = {"env": request.get("env", {}), "build": request.get("build", {})}
-    answer = judge(parse(parser, argv), parser, argv=argv, **options)
-    usual = _usual_warnings(parser)
-    answer["warnings"] = [item for item in answer["warnings"] if item["at"] not in usual]
-    return answer
-
-
-def in_fork(answer: Callable[[], dict[str, Any]], *, limit_s: float) -> dict[str, Any]:
-    """What a fork of this process answers; nothing that it does to vLLM is left. It must be the only thread."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            found = answer()
-        except Exception as error:
-            traceback.print_exc()  # stderr is for who maintains this
-            found = {"not_judged": error_text(error)}
-        with os.fdopen(theirs, "wb") as pipe:
-            pipe.write(json.dumps(found, default=_plain).encode())
-        os._exit(0)
-    os.close(theirs)
-    said, deadline = b"", time.monotonic() + limit_s
-    try:
-        while select.select([ours], [], [], max(deadline - time.monotonic(), 0))[0]:
-            more = os.read(ours, 1 << 20)
-            if not more:
-                return dict(json.loads(said))
-            said += more
-    except ValueError:
+    def answered(self, *, is_readable: bool) -> dict[str, Any] | None:
+        """The answer, once it is there or the time is over; None before that."""
+        more = os.read(self._pipe, 1 << 20) if is_readable else b""
+        self._said += more
+        if more or not (is_readable or time.monotonic() >= self.deadline):
+            return None
+        os.close(self._pipe)
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        if not is_readable:
+            return {"not_judged": f"vLLM did not answer within {self._limit_s:g} s"}
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(self._said))
         return {"not_judged": "vLLM ended without an answer"}
-    finally:
-        os.close(ours)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return {"not_judged": f"vLLM did not answer within {limit_s:g} s"}
+
+
+def serve(parser: Any, lines: JsonLines) -> None:
+    """Answer until the input ends and everything is answered."""
+    waiting: list[dict[str, Any]] = []
+    forks: dict[Any, Fork] = {}
+    is_open = True
+    while is_open or waiting or forks:
+        while waiting and len(forks) < _AT_ONCE:
+            request = waiting.pop(0)
+            ask = functools.partial(_answer, parser, request)
+            if "folder" in request:
+                forks[request["id"]] = Fork(ask, limit_s=request.get("limit_s", _LIMIT_S))
+            else:  # parsing changes nothing
+                lines.write({"id": request["id"], **ask()}, default=_plain)
+        soonest = min((fork.deadline for fork in forks.values()), default=None)
+        left_s = None if soonest is None else max(soonest - time.monotonic(), 0)
+        if not (is_open or forks):
+            continue
+        ready = select.select([*forks.values(), *([lines] if is_open else [])], [], [], left_s)[0]
+        if lines in ready:
+            messages = lines.received()
+            is_open = messages is not None
+            waiting += messages or []
+            if any("folder" in message for message in messages or ()):
+                _import_what_each_needs()
+        for number, fork in list(forks.items()):
+            if (answer := fork.answered(is_readable=fork in ready)) is not None:
+                del forks[number]
+                lines.write({"id": number, **answer}, default=_plain)
 
 
 @functools.cache
-def _usual_warnings(parser: Any) -> frozenset[str]:
-    """The lines of vLLM that warn about the plainest launches: they are about this machine, or about vLLM itself.
-
-    What a fork imports for these launches is imported here then, so that no other fork has to.
-    """
+def _import_what_each_needs() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda function: function()  # a fork is a child already
-    found = in_fork(lambda: _plain_launches(parser), limit_s=_LIMIT_S)
-    for name in found.get("modules", ()):
-        with contextlib.suppress(Exception):
+    for name in _ASKED_OF_EACH:
+        with contextlib.suppress(Exception):  # other versions may not have it
             importlib.import_module(name)
-    return frozenset(found.get("warnings", ()))
-
-
-def _plain_launches(parser: Any) -> dict[str, Any]:
-    """The lines that warn, and the modules that were imported."""
-    before = set(sys.modules)
-    from specserve.engine.judging import judge
-
-    block = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
-    warnings = set[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, config in (("target", _PLAIN), ("head", _PLAIN_HEAD)):
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        os.chdir(folder)
-        for speculation in (None, block):
-            arguments = parse(parser, ["target"])
-            arguments.speculative_config, arguments.max_num_seqs = speculation, 1
-            answer = judge(arguments, parser, argv=["target"], env={}, build={})
-            warnings |= {item["at"] for item in answer["warnings"]}
-        os.chdir("/")  # the folder goes
-    return {"warnings": warnings, "modules": [name for name in sys.modules if name not in before]}
 
 
 def main() -> None:
     """Answer until the input ends."""
     options = argparse.ArgumentParser()
     options.add_argument("--gpu", help="JSON: name, capability, total_bytes, multiprocessors")
-    options.add_argument("--count", type=int, default=8)
     options.add_argument("--source", help="a folder that contains a `vllm` package")
-    options.add_argument("--cache", default="vllm-cache", help="vLLM's own cache folder")
     given = options.parse_args()
     lines = JsonLines()  # before anything of vLLM, which prints to stdout
     os.environ.update(_ONE_THREAD)
@@ -216,16 +222,8 @@ def main() -> None:
 
         kind = json.loads(given.gpu)
         gpu = PretendedGpu(**{**kind, "capability": tuple(kind["capability"])})
-        pretend(gpu, count=given.count, cache=Path(given.cache))
-    parser = serve_parser()
-    for request in lines.read():
-        ask = functools.partial(_answer, parser, request)
-        if "folder" in request:
-            _usual_warnings(parser)
-            answer = in_fork(ask, limit_s=request.get("limit_s", _LIMIT_S))
-        else:  # parsing changes nothing
-            answer = ask()
-        lines.write({"id": request["id"], **answer}, default=_plain)
+        pretend(gpu, cache=Path("vllm-cache"))
+    serve(serve_parser(), lines)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, MutableSequence, Sequence
@@ -19,25 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_KERNELS = (
-    "vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._moe_C_stable_libtorch", "vllm._qutlass_C",
-    "vllm._flashmla_C", "vllm._flashmla_extension_C", "vllm._rocm_C", "vllm._rust_C", "vllm.cumem_allocator",
-    "vllm.fs_io_C", "vllm.spinloop", "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C",
-)  # fmt: skip
-"""Compiled modules of vLLM: importing them registers operators, and nothing more is asked of them here."""
+_KERNELS = re.compile(
+    r"vllm\.(_\w*C|_\w*C_stable_libtorch|cumem_allocator|spinloop|fs_io_C"
+    r"|vllm_flash_attn\._vllm_fa[23]_C)"
+)
+"""Compiled modules: importing them registers operators, and nothing more is asked of them here."""
 _LIBRARIES = frozenset(
     {
-        "cutlass", "deep_gemm", "flash_mla", "flashinfer", "humming", "nvidia_cutlass_dsl", "quack", "tilelang",
-        "tokenspeed_mla", "torchvision",
+        "cuda", "cutlass", "deep_gemm", "flash_mla", "flashinfer", "humming", "nvidia_cutlass_dsl",
+        "quack", "ray", "tilelang", "tokenspeed_mla", "torchvision",
     }
 )  # fmt: skip
-"""Libraries of kernels that a GPU machine has and this one may lack."""
+"""Libraries that a GPU machine has and this one may lack: classes of models import them."""
 _LIBRARIES_WITHIN = (
     "vllm.third_party.deep_gemm", "vllm.third_party.flashmla.flash_mla_interface", "vllm.vllm_flash_attn.cute",
 )  # fmt: skip
 _OPERATORS = (
-    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_flashmla_C", "_flashmla_extension_C", "_moe_C",
-    "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
+    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C", "_flashmla_C",
+    "_flashmla_extension_C", "_moe_C", "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
 )  # fmt: skip
 _LEAST_CAPABILITY = {
     "cutlass_scaled_mm_supports_fp8": 89,
@@ -76,14 +76,23 @@ class PretendedGpu:
     multiprocessors: int = 132
 
 
-def pretend(gpu: PretendedGpu, *, count: int, cache: Path) -> None:
-    """Let this process see `count` GPUs of a kind. `cache`: vLLM's own cache folder for what it learns meanwhile."""
+_count = 8
+
+
+def see(count: int) -> None:
+    """Let this process see so many GPUs of the kind that it pretends to have."""
+    global _count  # noqa: PLW0603 - vLLM asks a class that it makes no instance of
+    _count = count
+
+
+def pretend(gpu: PretendedGpu, *, cache: Path) -> None:
+    """Let this process see eight GPUs of a kind. `cache`: vLLM's own cache folder for what it learns meanwhile."""
     os.environ.update(_ENVIRONMENT)
     os.environ["VLLM_CACHE_ROOT"] = str(cache)
     sys.meta_path.insert(0, _Finder())
-    _pretend_torch(gpu, count=count)
+    _pretend_torch(gpu)
     _pretend_operators(gpu)
-    _pretend_platform(gpu, count=count)
+    _pretend_platform(gpu)
     _pretend_triton()
     from vllm.distributed import parallel_state
 
@@ -101,22 +110,32 @@ def _by_name(make: Callable[[Any, str], Any]) -> Any:
     return getter
 
 
-def _absent(name: str) -> Any:
-    def absent(*_arguments: Any, **_named: Any) -> Any:
-        raise StandInCalled(name)
-
-    return absent
+def _is_importing(frame: types.FrameType | None) -> bool:
+    """Whether a module is being imported, from within which this frame was called."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 class _AbsentType(type):
-    """The type of stand-in classes: their attributes are functions that cannot be called."""
+    """The type of stand-in classes.
 
-    __getattr__ = _by_name(lambda cls, name: _absent(f"{cls.__name__}.{name}"))
+    A module that is imported may decorate functions with them, index them and make constants of them; a function that
+    calls one would have to compute something.
+    """
+
+    __getattr__ = _by_name(lambda cls, name: _AbsentType(f"{cls.__name__}.{name}", (), {}))
+
+    def __getitem__(cls, _item: Any) -> Any:
+        return cls
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        if arguments or named:
+        if not arguments and not named:
+            return super().__call__()
+        if not _is_importing(sys._getframe(1)):
             raise StandInCalled(cls.__name__)
-        return super().__call__()
+        is_decorator = len(arguments) == 1 and isinstance(arguments[0], (types.FunctionType, type))
+        return arguments[0] if is_decorator else cls
 
 
 _CLASSES = _by_name(lambda _holder, name: _AbsentType(name, (), {}))
@@ -150,6 +169,7 @@ class _Operators(types.ModuleType):
         self._namespace = name
         for operator, least in _LEAST_CAPABILITY.items():
             setattr(self, operator, lambda asked=capability, least=least: asked >= least)
+        self.get_workspace_size = _returning(0)  # scratch memory is neither weights nor KV cache
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -179,14 +199,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in _KERNELS:
+        if _KERNELS.fullmatch(name):
             return importlib.machinery.ModuleSpec(name, self, origin="stand-in")
         if not _is_library(name) or (name.startswith("vllm.") and _is_there(name, path or ())):
             return None
         return importlib.machinery.ModuleSpec(name, self, origin="stand-in", is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Library(spec.name) if _is_library(spec.name) else types.ModuleType(spec.name)
+        module = _Library(spec.name) if _is_library(spec.name) else types.ModuleType(spec.name)
+        if spec.name == "ray":
+            module.is_initialized = _returning(False)  # type: ignore[attr-defined]
+        return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         """There is nothing to run."""
@@ -201,7 +224,7 @@ def _is_there(name: str, path: Sequence[str]) -> bool:
     return any((Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path)
 
 
-def _pretend_torch(gpu: PretendedGpu, *, count: int) -> None:
+def _pretend_torch(gpu: PretendedGpu) -> None:
     import torch
 
     major, minor = gpu.capability
@@ -217,16 +240,17 @@ def _pretend_torch(gpu: PretendedGpu, *, count: int) -> None:
     answers: dict[Any, dict[str, Any]] = {
         torch.cuda: {
             "get_device_properties": properties, "get_device_capability": gpu.capability, "get_device_name": gpu.name,
-            "device_count": count, "current_device": 0, "is_available": True, "mem_get_info": memory,
+            "current_device": 0, "is_available": True, "mem_get_info": memory,
             "current_stream": _Stream(),
         },
         torch.accelerator: {
-            "is_available": True, "device_count": count, "current_device_index": 0, "get_memory_info": memory,
+            "is_available": True, "current_device_index": 0, "get_memory_info": memory,
             "current_accelerator": torch.device("cuda"), "current_stream": _Stream(), "empty_cache": None,
             "synchronize": None, "set_device_index": None, "reset_peak_memory_stats": None,
         },
     }  # fmt: skip
     for module, values in answers.items():
+        module.device_count = lambda: _count
         for name, value in values.items():
             setattr(module, name, _returning(value))
 
@@ -248,26 +272,27 @@ def _pretend_operators(gpu: PretendedGpu) -> None:
     torch.library.register_fake = register_fake
 
 
-def _platform_answers(gpu: PretendedGpu, *, count: int) -> type:
+def _platform_answers(gpu: PretendedGpu) -> type:
     """What is asked of the platform, as class methods that come before vLLM's own."""
     from vllm.platforms import interface
 
     answers = {
         "get_device_capability": interface.DeviceCapability(*gpu.capability), "get_device_name": gpu.name,
-        "get_device_total_memory": gpu.total_bytes, "device_count": count, "is_fully_connected": True,
+        "get_device_total_memory": gpu.total_bytes, "is_fully_connected": True,
         "num_compute_units": gpu.multiprocessors, "import_kernels": None,
     }  # fmt: skip
-    return type("Answers", (), {name: classmethod(_returning(value)) for name, value in answers.items()})
+    methods: dict[str, Any] = {name: classmethod(_returning(value)) for name, value in answers.items()}
+    return type("Answers", (), {**methods, "device_count": classmethod(lambda _cls: _count)})
 
 
-def _pretend_platform(gpu: PretendedGpu, *, count: int) -> None:
+def _pretend_platform(gpu: PretendedGpu) -> None:
     from vllm import platforms
     from vllm.platforms import interface
     from vllm.utils import import_utils
 
     platforms.vllm_version_matches_substr = lambda _text: False  # a CPU build would choose its own platform
     import_utils.import_pynvml = _pynvml
-    answers: Any = _platform_answers(gpu, count=count)
+    answers: Any = _platform_answers(gpu)
 
     class Early(answers, interface.Platform):  # type: ignore[misc]
         """Stands while platforms/cuda.py is imported, which asks for the platform."""
@@ -316,7 +341,12 @@ def _pretend_triton() -> None:
         """One choice of a kernel that tunes itself."""
 
         def __init__(self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any) -> None:
-            more |= {"kwargs": kwargs or {}, "num_warps": num_warps, "num_stages": num_stages, "num_ctas": 1}
+            more |= {
+                "kwargs": kwargs or {},
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "num_ctas": 1,
+            }
             self.__dict__.update(more)
 
     triton, language = triton_utils.triton, triton_utils.tl

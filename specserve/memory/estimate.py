@@ -144,13 +144,11 @@ def by_vllm(
     inputs: MemoryInputs,
     built: Mapping[str, Any],
     alone: Mapping[str, Any] | None = None,
-    *,
-    skipped: tuple[str, ...] = (),
 ) -> MemoryEstimate:
     """By what vLLM answered for this launch, and for the same without speculation (`alone`).
 
     `built` has bytes of the weights by stage, and its planner's plans for the lowest and the
-    highest budget; `skipped`: steps that were not taken here, without which nothing surely fits.
+    highest budget.
     Raises FactError, KeyError, TypeError and ValueError for an answer of another form.
     """
     layers, per_token = [layer for stage in built["stages"] for layer in stage["kv"]], [0, 0]
@@ -167,9 +165,6 @@ def by_vllm(
         before = _planned(alone["plans"][-1])
         cost = DraftCost(high.tokens, before.tokens, high.concurrency, before.concurrency)
         found = replace(found, draft_cost=cost)
-    if skipped and found.verdict == "fit":
-        reason = f"vLLM could not be asked about {' and '.join(skipped)} here"
-        found = replace(found, verdict="tight", reason=reason)
     return found
 
 

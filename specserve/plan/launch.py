@@ -225,6 +225,13 @@ def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPl
     return replace(plan, argv=tuple(argv))
 
 
+def plainest(target: str, draft: str) -> tuple[list[str], list[str]]:
+    """The words after `vllm serve` of launches that ask for nothing unusual, without and with a head."""
+    words = [target, "--max-num-seqs", "1"]
+    block = {"method": "eagle3", "model": draft, "num_speculative_tokens": 1}
+    return words, [*words, "--speculative-config", json.dumps(block)]
+
+
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """The same launch on another port, such as the free one that stands in for 0."""
     span = next((origin.span for origin in plan.origins if origin.key == "--port"), None)

@@ -33,21 +33,25 @@ _BASES = {
 _FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
 
 
-def check_text(report: Report, *, is_verbose: bool = False) -> str:
-    """Returns a line for each profile, then for each its findings and what was skipped."""
+def check_text(report: Report, *, is_verbose: bool = False, shown: Report | None = None) -> str:
+    """Returns a line for each profile, then for each its findings and what was skipped.
+
+    `shown`: what is on the screen already, before vLLM answered.
+    """
+    known = set(shown.findings if shown else ())
     stream, is_one = sys.stdout, len(report.verdicts) == 1
     answers, parts = [], []
     for verdict in report.verdicts:
         found = [each for each in report.findings if each.span.file == verdict.file]
         if isinstance(verdict, Checked) and verdict.verdict != "invalid":
             # a rule may have found something in a file that the profile extends
-            found += [finding for group in verdict.groups for finding in group.findings]
-        found = sorted(dict.fromkeys(found), key=lambda finding: finding.sort_key)
+            found += verdict.findings
+        found = sorted(dict.fromkeys(found), key=lambda each: (_is_by_vllm(each), each.sort_key))
         lead = "" if is_one else f"{escaped(verdict.name or verdict.file)}: "
         word, *rest = _answer(verdict, found)
         answers.append(answer_line(word, "; ".join(rest), lead=lead, stream=stream))
-        if found:
-            parts.append(render(found, stream=stream).rstrip("\n"))
+        if new := [each for each in found if each not in known]:
+            parts.append(render(new, stream=stream).rstrip("\n"))
         if isinstance(verdict, Checked):
             parts += _skipped(verdict)
         if isinstance(verdict, Checked) and is_verbose:
@@ -56,6 +60,10 @@ def check_text(report: Report, *, is_verbose: bool = False) -> str:
                 tables.insert(0, _memory({"launch": verdict.memory, **verdict.alternatives}))
             parts += ["\n".join(text_lines(table, stream)) for table in tables]
     return "\n\n".join(["\n".join(answers), *parts]) + "\n"
+
+
+def _is_by_vllm(finding: Finding) -> bool:
+    return finding.code.startswith("SD5")
 
 
 def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
@@ -67,10 +75,9 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
     memory, machine = verdict.memory, verdict.machine
     words = []
     if memory is None or machine is None:
-        skipped = [item for group in verdict.groups for item in group.skipped]
         unknown = "not known whether it fits"
         words = ["not ready", f"{to_fix} to fix", unknown] if errors else [unknown]
-        words += [item.reason for item in skipped if item.group == "hardware"]
+        words += [item.reason for item in verdict.skipped if item.group == "hardware"]
     elif memory.verdict == "does_not_fit":
         words = [_fits(memory), too_large_because(memory, machine)]
         words += [f"fits with {fix.setting}" for fix in memory.fixes if fix.verdict == "fit"]
@@ -111,7 +118,7 @@ def _machine_words(machine: Machine) -> str:
 
 def _skipped(verdict: Checked) -> list[str]:
     """The reasons for which rules did not run, and the ways out that they share; or nothing."""
-    items = dict.fromkeys(item for group in verdict.groups for item in group.skipped)
+    items = dict.fromkeys(verdict.skipped)
     lines = []
     for item in items:
         word = f"skipped[{item.group}]"
@@ -159,15 +166,17 @@ def _range(bounds: Bounds, unit: int = 1, *, between: str = "-") -> str:
 
 def _effective(judged: VllmVerdict) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
-    lines = []
+    rows: dict[str, str] = {}
     for item in judged.changed:
         why = "".join(f": {reason}" for reason in reasons(judged, item))
-        lines.append((item.argument, f"{item.value} becomes {item.effective}{why}"))
+        name = re.sub(r"^\w+_config\.", "", item.place)
+        rows[name] = f"{item.value} becomes {item.effective}{why}"
     for place, before in judged.without.effective.items() if judged.without else ():
-        now = judged.effective.get(place)
+        now, name = judged.effective.get(place), re.sub(r"^\w+_config\.", "", place)
         if None not in (before, now) and before != now:
-            name = re.sub(r"^\w+_config\.", "", place)
-            lines.append((name, f"{before} becomes {now} by speculation"))
+            other = f"{before} becomes {now} by speculation"
+            rows[name] = f"{rows[name]}; without speculation {before}" if name in rows else other
+    lines = list(rows.items())
     lines += [("not judged", f"{step}: {reason}") for step, reason in judged.skipped.items()]
     shown = Items(lines or [("", "nothing is changed")])
     return Section(f"Effective configuration by {judged.basis}", [shown])

@@ -25,8 +25,8 @@ def report_json(report: Report) -> str:
     """Returns the dump of the report; a profile's findings stand once, in the list of all."""
     content = json_values(report)
     for verdict in content["verdicts"]:
-        verdict.pop("groups", None)
-        verdict.pop("unread", None)
+        for name in ("findings", "skipped", "unread"):
+            verdict.pop(name, None)
     return json_document(content)
 
 

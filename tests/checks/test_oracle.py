@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from specserve.checks.oracle import (
-    VllmJudge,
-    VllmQuestion,
-    as_far_as_known,
-    ask,
-    libraries,
-    vllm_to_ask,
-)
-from specserve.checks.oraclechild import VllmVerdict, child_of
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, libraries, vllm_in
+from specserve.checks.oraclechild import VllmVerdict
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
@@ -33,8 +26,8 @@ from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 DEMO = Path(__file__).parents[2] / "demo"
-INSTALLED = VllmJudge("0.33.0")
 MACHINE = assume("2xH100-80GB")
+INSTALLED = VllmToAsk("0.33.0")
 ECHO = """
 import json, os, sys
 with open(os.environ["ASKED"], "a") as log:
@@ -42,20 +35,18 @@ with open(os.environ["ASKED"], "a") as log:
         asked = json.loads(line)
         models = {name: os.listdir(os.path.join(asked["folder"], name)) for name in os.listdir(asked["folder"])}
         configs = [open(os.path.join(asked["folder"], name, "config.json")).read() for name in models]
-        log.write(json.dumps([sys.argv[1:], asked["argv"], models, configs, asked["build"]]) + "\\n"); log.flush()
-        print(json.dumps({"effective": {"model_runner": "V2"}, "asked": [], "warnings": []}), flush=True)
+        if "build" in asked:
+            log.write(json.dumps([sys.argv[1:], asked["argv"], models, configs, asked["build"], asked["count"]]))
+            log.write("\\n")
+            log.flush()
+        said = {"effective": {"model_runner": "V2"}, "asked": [], "warnings": []}
+        print(json.dumps({"id": asked["id"], **said}), flush=True)
 """
 SLEEPER = """
 import os, subprocess, time
 print(subprocess.Popen(["sleep", "600"]).pid, file=open(os.environ["ASKED"], "w"), flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture(autouse=True)
-def no_child_is_left() -> Iterator[None]:
-    yield
-    child_of.cache_clear()
 
 
 @pytest.fixture
@@ -67,7 +58,7 @@ def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     minor = known_versions()[-1]
     plan = launch(profile(text), table=table(minor), platform="cuda")
     target, draft = (read_model(str(DEMO / name), offline=True) for name in ("target", "draft"))
-    return VllmQuestion(plan, target, draft)
+    return VllmQuestion(plan, MACHINE, INSTALLED, target, draft)
 
 
 def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
@@ -75,38 +66,56 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
 ) -> None:
     command = (sys.executable, "-c", ECHO)
     told: list[str] = []
-    found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command, tell=told.append)
-    assert found == (VllmVerdict(effective={"model_runner": "V2"}),)
+    found = ask([question], command=command, before=lambda: told.append("asking"))
+    basis = "vLLM 0.33.0, 2 x H100-80GB"
+    assert found == (VllmVerdict(effective={"model_runner": "V2"}, basis=basis),)
     asked = (tmp_path / "asked").read_text()
-    assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
+    assert "NVIDIA H100-80GB" in asked and asked.endswith(", 2]\n")
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked
     assert '"target": ["config.json"]' in asked and '"draft": ["config.json"]' in asked
     nobody = (sys.executable, "-c", "raise SystemExit")
-    again = ask([question], machine=MACHINE, vllm=INSTALLED, command=nobody, tell=told.append)
-    assert again == found and told == ["asking vLLM, about 10 s"]  # kept: nobody is asked twice
+    again = ask([question], command=nobody, before=lambda: told.append("asking"))
+    assert again == found and told == ["asking"]  # kept: nobody is asked twice
+
+
+def test_one_child_answers_for_all_numbers_of_a_gpu_and_what_it_says_of_the_plainest_is_left_out(
+    question: VllmQuestion, tmp_path: Path
+) -> None:
+    warn = """
+import json, os, sys
+open(os.environ["ASKED"], "a").write("x")
+for line in sys.stdin:
+    asked = json.loads(line)
+    usual, new = ({"text": text, "at": text} for text in ("no NUMA here", "8 GPUs"))
+    lines = [usual, new] if asked.get("count") == 8 else [usual]
+    print(json.dumps({"id": asked["id"], "warnings": lines}), flush=True)
+"""
+    machines = ("1xH100-80GB", "8xH100-80GB", "2x4xH100-80GB", "1xL4-24GB")
+    questions = [replace(question, machine=assume(name)) for name in machines]
+    found = ask(questions, command=(sys.executable, "-c", warn))
+    assert [verdict.warnings for verdict in found] == [(), ("8 GPUs",), ("8 GPUs",), ()]
+    assert (tmp_path / "asked").read_text() == "xx"  # for each kind of GPU
 
 
 @pytest.mark.parametrize(
     ("last", "told"),
     [
         ("no torch here", "no torch here"),
-        (
-            "RuntimeError: Failed to infer device type, please set",
-            "this build of vLLM is not for the platform",
-        ),
+        ("RuntimeError: Failed to infer device type, please set", "this vLLM is not for the platform"),
     ],
 )
-def test_a_child_that_fails_is_named_with_its_last_words(
+def test_a_child_that_fails_judges_nothing_and_is_named_with_its_last_words(
     question: VllmQuestion, last: str, told: str
 ) -> None:
     command = (sys.executable, "-c", f"raise SystemExit('{last}')")
-    with pytest.raises(FactError, match=f"asking vLLM failed: {told}"):
-        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    (found,) = ask([question], command=command)
+    assert found.not_judged is not None
+    assert found.not_judged.startswith(f"asking vLLM failed: {told}")
 
 
 def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: VllmQuestion, tmp_path: Path) -> None:
-    with pytest.raises(FactError, match="did not answer within 5 s"):
-        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", SLEEPER), limit_s=5)
+    (found,) = ask([question], command=(sys.executable, "-c", SLEEPER), limit_s=5)
+    assert found.not_judged == "vLLM did not answer within 5 s"
     pid = int((tmp_path / "asked").read_text())
     deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -118,17 +127,31 @@ def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged
     question: VllmQuestion, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
-    assert ask([question], machine=MACHINE, vllm=INSTALLED, command=command, kept_only=True) == ()
-    assert not (tmp_path / "asked").exists()  # no child was started
-    for _ in range(2):
-        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
-    assert len((tmp_path / "asked").read_text().splitlines()) == 1
-    ask([question], machine=MACHINE, vllm=VllmJudge("0.32.0"), command=command)
-    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+
+    def count(vllm: VllmToAsk) -> int:
+        ask([replace(question, vllm=vllm)], command=command)
+        return len((tmp_path / "asked").read_text().splitlines())
+
+    assert [count(INSTALLED), count(INSTALLED), count(VllmToAsk("0.32.0"))] == [1, 1, 2]
     for file in (tmp_path / "cache" / "oracle").iterdir():
         file.write_text("{")
-    ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+    assert count(INSTALLED) == 3
+
+
+def test_a_folder_of_sources_is_asked_again_after_an_edit(question: VllmQuestion, tmp_path: Path) -> None:
+    package = tmp_path / "mine" / "vllm"
+    (package / "config").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "mine" / "vllm-0.34.1.dist-info").mkdir()
+    (tmp_path / "mine" / "vllm-0.34.1.dist-info" / "METADATA").write_text("Version: 0.34.1\n")
+    counts = []
+    for text in ("A = 1", None, "A = 2"):
+        if text is not None:
+            (package / "config" / "model.py").write_text(text)
+        vllm = vllm_in(tmp_path / "mine")
+        ask([replace(question, vllm=vllm)], command=(sys.executable, "-c", ECHO))
+        counts.append(len((tmp_path / "asked").read_text().splitlines()))
+    assert counts == [1, 1, 2]
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])
@@ -142,7 +165,7 @@ def test_an_answer_is_asked_for_again_with_another_library(
         (place / "METADATA").write_text(f"Name: {library}\nVersion: {known}\n")
         monkeypatch.syspath_prepend(place.parent)
         libraries.cache_clear()
-        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+        ask([question], command=command)
     libraries.cache_clear()
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
 
@@ -155,9 +178,10 @@ def test_what_could_not_be_answered_is_asked_again(
 ) -> None:
     text = json.dumps({"id": 0, "effective": {}, "warnings": [], **answer})
     note = f"open({str(tmp_path / 'n')!r}, 'a').write('x')"
-    child = f"import sys\nfor line in sys.stdin: print({text!r}, flush=True); {note}"
+    each = f"print(json.dumps({{**json.loads({text!r}), 'id': json.loads(line)['id']}}), flush=True)"
+    child = f"import json, sys\n{note}\nfor line in sys.stdin: {each}"
     for _ in range(2):
-        (found,) = ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", child))
+        (found,) = ask([question], command=(sys.executable, "-c", child))
         assert found.refused is None and (found.skipped or found.not_judged)
     assert (tmp_path / "n").read_text() == "xx"
 
@@ -169,35 +193,31 @@ def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
     draft = ModelFacts("org/draft", "hub", {"auto_map": {"AutoConfig": "evil.Config"}}, tensors=tensors)
     command = (sys.executable, "-c", ECHO)
     head = replace(question, draft=draft, method="eagle3")
-    ask([head], machine=MACHINE, vllm=INSTALLED, command=command)
+    ask([head], command=command)
     asked = (tmp_path / "asked").read_text()
     assert '"draft_lacks": ["lm_head"]' in asked
     assert '["fc.weight", "BF16", [64, 192]]' in asked
     assert "evil" not in asked
 
 
-@pytest.mark.parametrize("answer", [{"asked": [{}]}, {"warnings": ["text"]}, {"asked": 7}])
-def test_an_answer_of_another_shape_is_an_error(question: VllmQuestion, answer: dict[str, object]) -> None:
-    text = json.dumps({"id": 0, **answer})
+def test_an_answer_of_another_shape_is_an_error(question: VllmQuestion) -> None:
+    each = "print(json.dumps({'id': json.loads(line)['id'], 'asked': [{}]}), flush=True)"
+    child = f"import json, sys\nfor line in sys.stdin: {each}"
     with pytest.raises(FactError, match=r"specserve cannot read the answer of vLLM 0\.33\.0"):
-        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})"))
-
-
-def test_another_makers_gpu_is_refused(question: VllmQuestion) -> None:
-    with pytest.raises(FactError, match="not about MI300X"):
-        ask([question], machine=assume("1xMI300X-192GB"), vllm=INSTALLED)
+        ask([question], command=(sys.executable, "-c", child))
 
 
 def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_version(tmp_path: Path) -> None:
     with pytest.raises(FactError, match="does not contain vLLM"):
-        vllm_to_ask(tmp_path)
+        vllm_in(tmp_path)
     with pytest.raises(FactError, match=r"there is no file or folder `.*none\.whl`"):
-        vllm_to_ask(tmp_path / "none.whl")
+        vllm_in(tmp_path / "none.whl")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm-0.34.1.dist-info").mkdir()
     (tmp_path / "vllm-0.34.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.34.1\n")
-    assert vllm_to_ask(tmp_path) == VllmJudge("0.34.1", tmp_path)
+    found = vllm_in(tmp_path)
+    assert (found.version, found.source) == ("0.34.1", tmp_path)
 
 
 def wheel(path: Path, *, version: str = "0.34.1", package: bool = True) -> Path:
@@ -213,12 +233,12 @@ def test_a_wheel_is_unpacked_once_without_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
-    first = vllm_to_ask(wheel(tmp_path / "a.whl"))
-    assert first == vllm_to_ask(tmp_path / "a.whl") and first.version == "0.34.1"
+    first = vllm_in(wheel(tmp_path / "a.whl"))
+    assert first == vllm_in(tmp_path / "a.whl") and first.version == "0.34.1"
     assert first.source is not None
     files = {file.name for file in first.source.rglob("*") if file.is_file()}
     assert files == {"METADATA", "__init__.py"}
-    other = vllm_to_ask(wheel(tmp_path / "a.whl", version="0.35.0"))
+    other = vllm_in(wheel(tmp_path / "a.whl", version="0.35.0"))
     assert (other.version, other.source) != (first.version, first.source)
 
 
@@ -226,16 +246,16 @@ def test_two_checks_that_unpack_one_wheel_at_once_both_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
-    file, extractall, found = wheel(tmp_path / "a.whl"), zipfile.ZipFile.extractall, list[VllmJudge]()
+    file, extractall, found = wheel(tmp_path / "a.whl"), zipfile.ZipFile.extractall, list[VllmToAsk]()
 
     def slow(self: zipfile.ZipFile, *given: Any) -> None:
         extractall(self, *given)
         monkeypatch.setattr(zipfile.ZipFile, "extractall", extractall)
         if not found:
-            found.append(vllm_to_ask(file))  # the other check is done first
+            found.append(vllm_in(file))  # the other check is done first
 
     monkeypatch.setattr(zipfile.ZipFile, "extractall", slow)
-    found.append(vllm_to_ask(file))
+    found.append(vllm_in(file))
     assert found[0] == found[1]
     assert len(list((tmp_path / "cache" / "wheels").iterdir())) == 1
 
@@ -252,21 +272,19 @@ def test_a_wheel_that_cannot_be_read_is_one_error_and_leaves_nothing(
     text.write_text("no wheel")
     for file in (spoilt, short, text):
         with pytest.raises(FactError, match="as a wheel:"):
-            vllm_to_ask(file)
+            vllm_in(file)
     with pytest.raises(FactError, match="does not contain vLLM"):
-        vllm_to_ask(wheel(tmp_path / "b.whl", package=False))
+        vllm_in(wheel(tmp_path / "b.whl", package=False))
     assert [folder.name[:2] for folder in (tmp_path / "cache" / "wheels").iterdir()] == ["b-"]
 
 
 def test_a_refusal_of_a_part_of_a_configuration_is_not_held_against_the_profile(
     question: VllmQuestion,
 ) -> None:
-    text = json.dumps({"refused": "Model config must specify `mask_token_id`"})
+    text = "{'id': json.loads(line)['id'], 'refused': 'Model config must specify `mask_token_id`'}"
+    child = f"import json, sys\nfor line in sys.stdin: print(json.dumps({text}), flush=True)"
     published = replace(question, target=replace(question.target, is_whole=False))
-    for asked in (question, published):
-        (answer,) = ask(
-            [asked], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})")
-        )
-        assert as_far_as_known(answer, question).refused == "Model config must specify `mask_token_id`"
-    found = as_far_as_known(answer, published)
-    assert found.refused is None and "mask_token_id" in (found.not_judged or "")
+    for asked, is_refused in ((question, True), (published, False)):
+        (found,) = ask([asked], command=(sys.executable, "-c", child))
+        assert (found.refused is not None) is is_refused
+    assert "mask_token_id" in (found.not_judged or "")

@@ -68,8 +68,7 @@ def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[...,
     assert weights == pytest.approx(70_553_706_496 * 2 / 4, rel=0.005)  # the parameters on the model's card
     assert verdict.tokenizer is not None and verdict.tokenizer.verdict == "not_checked"
     assert verdict.verdict == "incomplete" and not verdict.undone
-    models = next(group for group in verdict.groups if group.name == "models")
-    assert [item.reason for item in models.skipped] == [
+    assert [item.reason for item in verdict.skipped if item.group == "models"] == [
         "the files of `meta-llama/Llama-3.1-70B-Instruct` and `meta-llama/Llama-3.1-8B-Instruct` are not here (the "
         "Hub is not asked): the other rules used the configuration that ships with specserve"
     ]

@@ -38,7 +38,7 @@ def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubSe
 _VLLM = """
 import json, os, sys
 for line in sys.stdin:
-    argv = json.loads(line)["argv"]
+    number, argv = (json.loads(line)[name] for name in ("id", "argv"))
     speculates = "--speculative-config" in argv
     newer = "--source" in sys.argv
     runs = 256 if newer else 288
@@ -61,14 +61,13 @@ for line in sys.stdin:
     if "--hf-config-path" in argv:
         path = argv[argv.index("--hf-config-path") + 1]
         answer = {"refused": f"Invalid repository ID or local directory specified: '{path}'"}
-    print(json.dumps(refused if "9999" in argv else answer), flush=True)
+    print(json.dumps({"id": number, **(refused if "9999" in argv else answer)}), flush=True)
 """
 
 
 @pytest.fixture
-def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A few lines in the place of vLLM 0.32 in a folder, and a newer one in the folder that this gives."""
-    from specserve.checks.oraclechild import child_of
     from specserve.vllm.versions import Installed
 
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
@@ -80,5 +79,4 @@ def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     (folder / "vllm" / "__init__.py").touch()
     (folder / "vllm-0.34.0.dist-info").mkdir()
     (folder / "vllm-0.34.0.dist-info" / "METADATA").write_text("Version: 0.34.0\n")
-    yield folder
-    child_of.cache_clear()
+    return folder

@@ -40,7 +40,7 @@ def pair(write: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
     """The exit code and the JSON document."""
-    code = _run(["check", *arguments, "--format", "json"])
+    code = _run(["check", "--no-ask", *arguments, "--format", "json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -170,7 +170,7 @@ def test_a_relative_path_that_is_not_there_is_an_error_for_another_machine_too(
     absolute = pair(f"target: {{model: {ELSEWHERE}}}\n")
     monkeypatch.chdir(Path(file).parent)
     for words in ([file], ["--", "vllm", "serve", path], [absolute, "--set", f"target.model={path}"]):
-        code = _run(["check", "--offline", "--assume", "1xH100-80GB", "--format", "json", *words])
+        code = _run(["check", "--no-ask", "--offline", "--assume", "1xH100-80GB", "--format", "json", *words])
         findings = json.loads(capsys.readouterr().out)["findings"]
         assert code != 0 and [item for item in findings if item["code"] == "SD290"], words
 
@@ -183,19 +183,6 @@ def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_if_all_is
     assert (code, content["verdicts"][0]["verdict"]) == (0, "incomplete")
     assert {item["cause"] for item in content["skipped"] if item["group"] == "models"} == {"by_request"}
     assert answer(capsys, file, "--offline", "--complete")[0] == 1
-
-
-def test_vllm_that_is_to_be_asked_must_be_there(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: None)
-    assert _run(["check", pair(), "--vllm", "installed"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert (
-        "error: vLLM is not installed in specserve's environment, so it cannot be asked\n\nhint: name a wheel of vLLM"
-        in captured.err
-    )
 
 
 def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
@@ -243,7 +230,7 @@ LARGE = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_m
 def test_the_first_line_answers(
     text: str, machine: str, answer: str, pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run(["check", pair(text), *(("--assume", machine) if machine else ())])
+    _run(["check", "--no-ask", pair(text), *(("--assume", machine) if machine else ())])
     first = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
     assert re.fullmatch(answer, first), first
 
@@ -256,7 +243,7 @@ def test_several_profiles_have_an_answer_each_before_the_first_finding(
         str(write("target: [", "broken.yaml")),
         str(write(PAIR + "    name: none\n", "none.yaml")),
     ]
-    _run(["check", *files])
+    _run(["check", "--no-ask", *files])
     answers, _, rest = capsys.readouterr().out.partition("\n\n")
     assert re.findall(r"^(\S+): (fits|not checked): ", answers, re.M) == [
         ("p", "fits"),
@@ -270,11 +257,11 @@ def test_what_did_not_run_is_said_and_the_tables_come_on_request(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = pair()
-    assert _run(["check", file]) == 0
+    assert _run(["check", "--no-ask", file]) == 0
     stdout, stderr = capsys.readouterr()
     assert "skipped[host]: 3 rules: vLLM is not installed in specserve's environment" in stdout
     assert "Memory per GPU" not in stdout and stderr.startswith("No errors found in 1 profile")
-    assert _run(["check", file, "--verbose"]) == 0
+    assert _run(["check", "--no-ask", file, "--verbose"]) == 0
     details = capsys.readouterr().out.removeprefix(stdout)
     assert re.search(r"^  KV cache +[\d.]+-[\d.]+$", details, re.M)
     assert re.search(r"^  tokens +[\d,]+-[\d,]+$", details, re.M)
@@ -287,7 +274,7 @@ def test_models_whose_files_are_not_here_are_named_together(
     models = [f"meta-llama/Llama-3.1-{size}-Instruct" for size in ("70B", "8B")]
     block = f"{{method: draft_model, model: {models[1]}, num_speculative_tokens: 3}}"
     profile = write(f"target: {{model: {models[0]}, tensor_parallel_size: 4}}\nspeculation: {block}\n")
-    _run(["check", str(profile), "--offline", "--assume", "4xH100-80GB"])
+    _run(["check", "--no-ask", str(profile), "--offline", "--assume", "4xH100-80GB"])
     text = " ".join(capsys.readouterr().out.split())
     assert f"skipped[models]: 6 rules: the files of `{models[0]}` and `{models[1]}` are not here (" in text
 
@@ -295,12 +282,12 @@ def test_models_whose_files_are_not_here_are_named_together(
 def test_an_unknown_machine_is_a_usage_error(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(["check", pair(), "--assume", "4xH100"]) == 2
+    assert _run(["check", "--no-ask", pair(), "--assume", "4xH100"]) == 2
     assert "did you mean" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["check", "--offline", "--vllm", str(tmp_path), "configs/demo.yaml"]) == 2
+    assert _run(["check", "--no-ask", "--offline", "--vllm", str(tmp_path), "configs/demo.yaml"]) == 2
     assert "does not contain vLLM" in capsys.readouterr().err
 
 
@@ -309,10 +296,10 @@ def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert _run(["check", pair("target: {model: org/nobody-published-this}\n")]) == 2
+    assert _run(["check", "--no-ask", pair("target: {model: org/nobody-published-this}\n")]) == 2
     assert "exit code 2: `target.model` was not checked" in capsys.readouterr().err
     published = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
-    assert _run(["check", pair(published), "--assume", "1xH100-80GB"]) == 0
+    assert _run(["check", "--no-ask", pair(published), "--assume", "1xH100-80GB"]) == 0
 
 
 def test_alternatives_are_named_and_have_their_own_memory(
@@ -329,7 +316,7 @@ def test_alternatives_are_named_and_have_their_own_memory(
     (judged,) = content["verdicts"]
     tokens = judged["alternatives"]["copies"]["kv_cache_tokens"]["high"]
     assert tokens > judged["memory"]["kv_cache_tokens"]["high"]
-    assert _run(["check", file, "-v"]) == 0
+    assert _run(["check", "--no-ask", file, "-v"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^ --> .*:4:\d+$", shown, re.MULTILINE)
     assert re.search(r"^  GiB +launch +copies$", shown, re.MULTILINE)
@@ -374,7 +361,7 @@ def test_a_file_of_the_target_that_vllm_cannot_read_is_an_error(
             weights.unlink()
     file = tmp_path / "p.yaml"
     file.write_text("target: {model: ./llama}\n", encoding="utf-8")
-    assert _run(["check", str(file), "--offline", "--format", "json"]) == 1
+    assert _run(["check", "--no-ask", str(file), "--offline", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert (code, message) in [(item["code"], item["message"]) for item in found]
 

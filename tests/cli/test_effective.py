@@ -6,6 +6,7 @@ A few lines stand in for vLLM here; tests/engine/test_oracle.py asks the real on
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SKIPS", "1")
-    asked = ["check", profile, "--offline", "--vllm", "installed"]
+    asked = ["check", profile, "--offline"]
     assert _run([*asked, "-v"]) == 0
     _, heading, text = capsys.readouterr().out.partition("Effective configuration")
     golden("report/effective.txt", heading + text)
@@ -55,33 +56,112 @@ def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     assert content["skipped"] == {"weights of the draft": "no tensors"}
 
 
-def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
+def test_the_second_check_answers_from_the_cache_and_no_ask_does_not_look(
     profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(["check", profile, "--offline", "-v"]) == 0
+    assert _run(["check", profile, "--offline", "-v", "--no-ask"]) == 0
     assert "Effective configuration" not in capsys.readouterr().out
-    assert _run(["check", profile, "--offline", "-v", "--vllm", "installed"]) == 0
-    asked = capsys.readouterr().out
-    assert "SD502" in asked and "Effective configuration by vLLM 0.32.0" in asked
     assert _run(["check", profile, "--offline", "-v"]) == 0
-    assert capsys.readouterr().out == asked
+    asked = capsys.readouterr()
+    assert "SD502" in asked.out and "Effective configuration by vLLM 0.32.0" in asked.out
+    child_that_fails = "specserve.checks.oracle.CHILD"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child_that_fails, (sys.executable, "-c", "raise SystemExit('asked twice')"))
+        assert _run(["check", profile, "--offline", "-v"]) == 0
+    again = capsys.readouterr().out
+    assert "SD502" in again and sorted(again.splitlines()) == sorted(asked.out.splitlines())
+    assert _run(["check", profile, "--offline", "--no-ask", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["vllm"] == []
 
 
-def test_an_answer_that_lacks_a_step_is_not_kept(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_the_rules_find_is_printed_before_vllm_answers(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    worse = ["--set", "speculation.disable_padded_drafter_batch=true", "--set", "server.host=0.0.0.0"]
+    assert _run(["check", profile, "--offline", *worse]) == 1
+    out = capsys.readouterr().out
+    by_rule, answer, by_vllm = (out.index(text) for text in ("SD108", "not ready: ", "SD502"))
+    assert by_rule < answer < by_vllm and out.count("SD108") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
+def test_a_step_that_vllm_cannot_take_here_stands_in_every_format_and_nothing_fits(
+    form: str,
+    profile: str,
+    vllm_that_answers: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["check", profile, "--offline", "--format", form]
+    assert _run([*words, "--no-ask"]) == 0
+    assert "weights of the draft" not in capsys.readouterr().out
     monkeypatch.setenv("SKIPS", "1")
-    assert _run(["check", profile, "--offline", "-v", "--vllm", "installed"]) == 0
-    assert "Effective configuration" in capsys.readouterr().out
-    assert _run(["check", profile, "--offline", "-v"]) == 0
-    assert "Effective configuration" not in capsys.readouterr().out
+    assert _run(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "weights of the draft" in out and "no tensors" in out
+    if form == "text":
+        assert out.startswith("may not fit: vLLM cannot judge all of it here")
+    if form == "json":
+        assert json.loads(out)["verdicts"][0]["memory"]["verdict"] == "tight"
+    assert _run([*words, "--complete"]) == 1
+
+
+def test_a_refusal_stands_beside_a_finding_of_a_rule_at_the_same_place(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "target.max_model_len=9999", "--format", "json"]
+    assert _run(["check", profile, "--offline", *words]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    at_length = {item["code"] for item in found if item["span"]["path"] == "target.max_model_len"}
+    assert {"SD226", "SD501"} <= at_length
+
+
+@pytest.mark.parametrize(
+    ("range_", "words", "asked"),
+    [
+        (">=0.32", [], True),
+        (">=0.33", [], False),  # `up` would not start this one
+        (">=0.32", ["--vllm", "0.33"], False),
+        (">=0.32", ["--vllm", "0.32"], True),
+    ],
+)
+def test_the_installed_vllm_is_asked_where_up_would_start_it(
+    range_: str,
+    words: list[str],
+    asked: bool,
+    profile: str,
+    vllm_that_answers: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _run(["check", profile, "--offline", "--set", f"vllm='{range_}'", "--format", "json", *words])
+    content = json.loads(capsys.readouterr().out)
+    assert bool(content["verdicts"][0]["vllm"]) is asked
+    assert not [item for item in content["skipped"] if item["group"] == "vllm"]
+
+
+def test_what_stops_the_child_is_skipped_and_no_error(
+    profile: str,
+    vllm_that_answers: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "specserve.checks.oracle.CHILD", (sys.executable, "-c", "raise SystemExit('no torch')")
+    )
+    assert _run(["check", profile, "--offline", "--format", "json"]) == 0
+    (reason,) = {
+        item["reason"]
+        for item in json.loads(capsys.readouterr().out)["skipped"]
+        if item["group"] == "vllm" and "without" not in item["reason"]
+    }
+    assert "no torch" in reason
 
 
 @pytest.mark.parametrize("value", ["hf_overrides={rope_theta: 10000.0}", "cudagraph_capture_sizes=[1, 2, 4]"])
 def test_a_value_that_is_no_path_is_no_path_of_another_machine(
     value: str, profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["check", profile, "--offline", "-v", "--vllm", "installed", "--assume", "1xH100-80GB"]
+    words = ["check", profile, "--offline", "-v", "--assume", "1xH100-80GB"]
     assert _run([*words, "--set", f"engine.{value}"]) == 0
     assert "Effective configuration" in capsys.readouterr().out
 
@@ -91,7 +171,7 @@ def test_each_way_to_speculate_gets_its_own_answer(
 ) -> None:
     long = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, revision: bad-draft}"
     write(f"{PROFILE}alternatives:\n  plain: {long.replace('bad-draft', 'main')}\n  long: {long}\n", "p.yaml")
-    assert _run(["check", profile, "--offline", "--vllm", "installed", "--format", "json"]) == 1
+    assert _run(["check", profile, "--offline", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     (refused,) = [item for item in found if item["code"] == "SD501"]
     assert refused["span"]["path"] == "alternatives.long.method"
@@ -102,7 +182,7 @@ def test_a_refusal_for_a_path_of_another_machine_is_skipped(
 ) -> None:
     def check(path: str, *words: str) -> tuple[int, list[str], list[str]]:
         words = (*words, "--set", f"engine.hf_config_path={path}")
-        code = _run(["check", profile, "--offline", "--vllm", "installed", "--format", "json", *words])
+        code = _run(["check", profile, "--offline", "--format", "json", *words])
         content = json.loads(capsys.readouterr().out)
         reasons = [item["reason"] for item in content["skipped"] if item["group"] == "vllm"]
         return code, [item["code"] for item in content["findings"] if item["severity"] == "error"], reasons

@@ -288,7 +288,7 @@ def test_check_says_once_that_a_misspelt_model_does_not_exist(
     empty_hub: object, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write("target: {model: meta-llama/Llama-3-70B-Instruct}")
-    _run(["check", str(file), "--format", "json"])
+    _run(["check", str(file), "--no-ask", "--format", "json"])
     found = [
         item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] in ("SD171", "SD290")
     ]

@@ -274,7 +274,7 @@ def test_a_file_of_another_program_is_no_profile(
 
 
 @pytest.mark.parametrize(
-    "command", [["lint"], ["lint", "--format", "json"], ["check", "--offline"], ["plan"]]
+    "command", [["lint"], ["lint", "--format", "json"], ["check", "--no-ask", "--offline"], ["plan"]]
 )
 @pytest.mark.parametrize(
     "text",

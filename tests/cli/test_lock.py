@@ -167,10 +167,22 @@ def test_a_locked_directory_of_another_machine_is_judged_by_its_lock(
     folder.rename(tmp_path / "elsewhere")
     capsys.readouterr()
     for words in ([], ["--locked"]):
-        code = _run(["check", str(clone), "--offline", "--assume", "1xH100-80GB", "--format", "json", *words])
+        code = _run(
+            [
+                "check",
+                str(clone),
+                "--no-ask",
+                "--offline",
+                "--assume",
+                "1xH100-80GB",
+                "--format",
+                "json",
+                *words,
+            ]
+        )
         content = json.loads(capsys.readouterr().out)
         assert code == 0 and "models" not in {item["group"] for item in content["skipped"]}
-    assert _run(["check", str(clone), "--offline"]) != 0
+    assert _run(["check", str(clone), "--no-ask", "--offline"]) != 0
 
 
 def test_a_directory_is_locked_once_whatever_revisions_are_written(clone: Path) -> None:
@@ -261,7 +273,7 @@ def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
     assert lock(clone) == 0
     clone.write_text(clone.read_text().replace("org/target", "org/head"))
     capsys.readouterr()
-    assert _run(["check", "--locked", str(clone), "--format", "json"]) == 1
+    assert _run(["check", "--no-ask", "--locked", str(clone), "--format", "json"]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     codes = [item["code"] for item in findings if item["span"]["path"] == "target.model"]
     assert codes.count("SD290") == 1 and "SD270" not in codes

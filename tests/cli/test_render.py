@@ -163,7 +163,7 @@ def test_the_weights_of_the_files_are_those_of_check(
     limit = capsys.readouterr().out
     (said,) = re.findall(r"to read (\S+) GB of weights \(by the published size", limit)
     assert ("without the draft" in limit) == ("nobody-knows" in pair)
-    assert run(["check", str(file), "--offline", "--assume", machine, "--format", "json"]) == 0
+    assert run(["check", str(file), "--no-ask", "--offline", "--assume", machine, "--format", "json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["verdicts"][0]["memory"]["per_gpu_bytes"]
     total = int(machine[0]) * (sizes["target_weights"] + (sizes["draft_weights"] or 0))
     assert float(said) * 1e9 == pytest.approx(total, rel=0.05)  # files are not padded

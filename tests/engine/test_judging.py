@@ -70,3 +70,30 @@ def test_a_validation_error_says_which_field_is_wrong() -> None:
 )
 def test_values_are_the_same_if_they_mean_the_same(asked: object, effective: object, same: bool) -> None:
     assert is_same(asked, effective) is same
+
+
+def library(body: str) -> Exception:
+    """What a file of vLLM raises."""
+    code = compile(body, "/site-packages/vllm/config/parallel.py", "exec")
+    with pytest.raises(ValueError, match=r"(?i)ray|8") as caught:
+        exec(code, {})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ("raise ValueError('Failed to import Ray: No module named ray.')", False),
+        ("raise ValueError('Please install Ray with `pip install ray`.')", False),
+        ("try:\n  import no_such_ray\nexcept ImportError:\n  raise ValueError('no ray')", False),
+        ("try:\n  import no_such_ray\nexcept ImportError as e:\n  raise ValueError('no ray') from e", False),
+        (
+            "def other(): raise ValueError('8 is too many')\n"
+            "try:\n  import no_such_ray\nexcept ImportError:\n  other()",
+            True,
+        ),
+        ("raise ValueError('8 heads cannot be divided')", True),
+    ],
+)
+def test_a_library_that_is_missing_here_is_no_refusal(body: str, is_refused: bool) -> None:
+    assert ("refused" in failure(library(body))) is is_refused

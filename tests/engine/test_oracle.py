@@ -7,14 +7,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
 from specserve.checks.oraclechild import OracleChild
+from specserve.hardware.accelerators import assume
+from specserve.models.facts import ModelFacts
 from specserve.models.read import read_model
+from specserve.plan.launch import launch
+from specserve.profile.load import load_profile
+from specserve.vllm import versions
+from specserve.vllm.versions import table
 
 pytestmark = pytest.mark.vllm
 DEMO = Path(__file__).parents[2] / "demo"
@@ -66,9 +74,8 @@ def headers(folder: Path) -> list[tuple[str, str, list[int]]]:
 def child() -> Iterator[OracleChild]:
     """vLLM for eight pretended H100: it is imported once for all tests."""
     command = [sys.executable, "-P", "-m", "specserve.engine.oracle", "--gpu", json.dumps(GPU)]
-    started = OracleChild(command)
-    yield started
-    started.close()
+    with OracleChild(command) as started:
+        yield started
 
 
 @pytest.fixture
@@ -80,7 +87,8 @@ def judge(child: OracleChild) -> Judge:
         *argv: str, models: Mapping[str, Any] = pair, env: Mapping[str, str] | None = None, **build: Any
     ) -> dict[str, Any]:
         request = {"argv": [TARGET, *argv], "models": models, "env": env or {}, "build": build}
-        return child.ask(request, limit_s=300)
+        ((_, answer),) = child.answers([request])
+        return answer
 
     return ask
 
@@ -113,11 +121,28 @@ def test_what_vllm_runs_otherwise_stands_beside_what_is_asked_for(judge: Judge) 
     assert any("max_cudagraph_capture_size" in item["text"] for item in [*found["warnings"], *found["infos"]])
 
 
-def test_the_plainest_launches_have_no_warning_left(judge: Judge) -> None:
-    assert judge()["warnings"] == []
-    block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
-    found = judge("--speculative-config", json.dumps(block), models={TARGET: LLAMA, DRAFT: HEAD})
-    assert (found["warnings"], found["skipped"]) == ([], {})
+def test_the_plainest_launches_have_no_warning_left(
+    judge: Judge, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    block = "{method: eagle3, model: org/head, num_speculative_tokens: 2}"
+    profile = load_profile(write(f"target: {{model: org/m}}\nspeculation: {block}\n"))
+    installed = versions.installed_version()
+    assert installed is not None
+    target, head = (ModelFacts(f"org/{name}", "hub", each) for name, each in (("m", LLAMA), ("head", HEAD)))
+    machine, vllm = assume("1xH100-80GB"), VllmToAsk(installed)
+    plans = [
+        launch(each, table=table(installed), platform="cuda", version=installed)
+        for each in (profile, replace(profile, speculation=None))
+    ]
+    questions = [
+        VllmQuestion(plans[0], machine, vllm, target, head, "eagle3", (20 << 30, 10 << 30)),
+        VllmQuestion(plans[1], machine, vllm, target),
+    ]
+    for found in ask(questions):
+        assert (found.refused, found.not_judged, found.warnings, found.skipped) == (None, None, (), {})
+    low, high = ask(questions[:1])[0].build["plans"]  # kept
+    assert 0 < low["tokens"] < high["tokens"] and low["kv_bytes"] == high["kv_bytes"] - (10 << 30)
 
 
 def test_models_are_built_and_their_tensors_are_tried(judge: Judge) -> None:
@@ -255,5 +280,5 @@ def test_a_question_that_takes_too_long_is_not_judged_and_the_next_one_is(
 ) -> None:
     config = read_model(str(DEMO / TARGET), offline=True).config
     request = {"argv": [TARGET], "models": {TARGET: config}, "limit_s": 0}
-    assert child.ask(request, limit_s=300) == {"id": 0, "not_judged": "vLLM did not answer within 0 s"}
+    assert list(child.answers([request])) == [(0, {"not_judged": "vLLM did not answer within 0 s"})]
     assert "effective" in judge()

@@ -217,9 +217,3 @@ def test_what_vllm_planned_stands_as_it_answers() -> None:
     assert (states.verdict, states.is_short_of_states) == ("does_not_fit", True)
     with pytest.raises(ValueError, match="unpack"):
         by_vllm(inputs, built())
-
-
-def test_nothing_surely_fits_where_vllm_could_not_take_a_step() -> None:
-    good = plan(50, blocks=100, tokens=400_000, concurrency=48.8)
-    found = by_vllm(launch(), built(good, good), skipped=("attention backends",))
-    assert found.verdict == "tight" and "attention backends" in found.reason

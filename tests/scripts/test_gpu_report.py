@@ -96,7 +96,7 @@ def test_check_refuses_none_of_the_profiles_that_are_measured(
         for name, profile in step.profiles.items():
             (tmp_path / name).write_text(yaml.safe_dump(profile))
     assumed = ("--assume", "1xH100-80GB", "--vllm", version)
-    done = specserve("check", tmp_path, *assumed, "--offline", "--format", "json")
+    done = specserve("check", tmp_path, *assumed, "--no-ask", "--offline", "--format", "json")
     found = json.loads(done.stdout)
     wrong = [item["message"] for item in found["findings"] if item["severity"] == "error"]
     assert wrong == []

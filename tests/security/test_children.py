@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.oracle import VllmJudge, VllmQuestion, ask
-from specserve.checks.oraclechild import child_of
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
 from specserve.checks.prepare import check_launch
 from specserve.engine.jsonlines import message_in
 from specserve.errors import ProfileError
@@ -51,7 +50,8 @@ from specserve.engine.jsonlines import JsonLines
 lines = JsonLines()
 print("a library works")
 for message in lines.read():
-    lines.write({"effective": {"model_runner": "V2"}, "event": message.get("event")})
+    said = {"effective": {"model_runner": "V2"}, "event": message.get("event")}
+    lines.write({"id": message.get("id"), **said})
 """
 
 
@@ -149,12 +149,9 @@ def test_what_is_printed_is_no_answer_of_vllm(
 ) -> None:
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
     plan = launch(profile(""), table=table(known_versions()[-1]), platform="cuda")
-    question = VllmQuestion(plan, read_model(str(ROOT / "demo" / "target"), offline=True))
-    command = (sys.executable, "-P", "-c", SPEAKER)
-    (answer,) = ask(
-        [question], machine=assume("1xH100-80GB"), vllm=VllmJudge("0.33.0"), command=command, limit_s=60
-    )
-    child_of.cache_clear()
+    target = read_model(str(ROOT / "demo" / "target"), offline=True)
+    question = VllmQuestion(plan, assume("1xH100-80GB"), VllmToAsk("0.33.0"), target)
+    (answer,) = ask([question], command=(sys.executable, "-P", "-c", SPEAKER), limit_s=60)
     assert answer.effective == {"model_runner": "V2"}
 
 

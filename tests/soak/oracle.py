@@ -24,6 +24,7 @@ import yaml  # noqa: E402
 
 from specserve.checks.check import Checked, check  # noqa: E402
 from specserve.checks.collect import CheckOptions  # noqa: E402
+from specserve.checks.oracle import vllm_in  # noqa: E402
 from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import Severity  # noqa: E402
@@ -100,8 +101,8 @@ def main() -> int:
     wanted = CheckOptions(
         offline=True,
         machine=assume(args.assume),
-        ask_vllm="always",
-        vllm_source=args.vllm_source,
+        asks=True,
+        source=vllm_in(args.vllm_source) if args.vllm_source else None,
         here=False,
     )
     counts: Counter[tuple[str, str]] = Counter()

@@ -27,7 +27,7 @@ from specserve.profile.writer import write_alternatives
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.causes import died
-from specserve.serve.process import JsonChild
+from specserve.serve.process import JsonChild, resolve_env
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 ALTERNATIVE = "distilled"
@@ -133,7 +133,7 @@ def train(
     Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
     """
     command = [sys.executable, "-P", "-m", "specserve.engine.distilling"]
-    child, asked_s = JsonChild(command, env={}, log_path=log_path), 0.0
+    child, asked_s = JsonChild(command, env=resolve_env({}), log_path=log_path), 0.0
     kept = "interrupted; what was learned is kept, and the same command resumes"
     try:
         child.tell(request)
