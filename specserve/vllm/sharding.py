@@ -1,4 +1,4 @@
-"""How vLLM divides a model over ranks: what each rank gets of every divided size, or why it cannot be divided.
+"""How vLLM divides a model over ranks, and what it cannot divide.
 
 The same in 0.31, 0.32 and 0.33, whose sources agree in every function that is named here.
 """
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
 _PADDED_ROWS = 64
-"""`DEFAULT_VOCAB_PADDING_SIZE` (layers/vocab_parallel_embedding.py): rows beyond the vocabulary fill the last part."""
+"""`DEFAULT_VOCAB_PADDING_SIZE`: rows beyond the vocabulary fill the last part."""
 _FINEST_BLOCK = 32
 """To this, blocks of FP8 experts and groups of AWQ and GPTQ experts are split while they load."""
-_OWN_HEADS = {"mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas"}
-"""Model types whose heads vLLM counts in ways of their own (transformers_utils/model_arch_config_convertor.py)."""
+_OWN_HEADS = (
+    "mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas",
+)  # fmt: skip
+"""Types whose heads vLLM counts in ways of their own (`model_arch_config_convertor`)."""
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = (
     "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups",
@@ -29,14 +31,13 @@ _SHARED = (
     "shared_expert_intermediate_size", "share_expert_dim", "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )  # fmt: skip
-_VISION_HEADS = ("num_heads", "num_attention_heads")
 _DIVIDED_TOWERS = {
-    "aimv2", "clip", "ernie4_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "keye", "llama4",
-    "moonvit", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-    "qwen3_vl_moe", "siglip", "smolvlm", "step3",
+    "aimv2", "clip", "ernie4_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "keye",
+    "llama4", "moonvit", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe",
+    "qwen3_vl", "qwen3_vl_moe", "siglip", "smolvlm", "step3",
 }  # fmt: skip
-"""Vision towers whose heads must divide (models/*.py, `divide(num_heads, tp_size)`); others fall back to whole copies
-(`is_vit_use_data_parallel(num_heads)` in models/vision.py), pad (InternViT), or are not known."""
+"""Vision towers whose heads must divide (`divide(num_heads, tp_size)`); others are copied whole
+(`is_vit_use_data_parallel(num_heads)` in models/vision.py), padded (InternViT), or not known."""
 
 
 class Ranks(NamedTuple):
@@ -50,25 +51,21 @@ class Ranks(NamedTuple):
 
     @property
     def experts(self) -> int:
-        """The ranks that share the experts of a layer: `flatten_tp_across_dp_and_pcp` (fused_moe/config.py)."""
+        """The ranks that share a layer's experts: `flatten_tp_across_dp_and_pcp` (fused_moe)."""
         return self.tensor * self.data * self.prefill_context
 
     @property
     def copies_shared_expert(self) -> bool:
-        """Whether each rank has the shared expert whole: `use_sequence_parallel_moe` (config/parallel.py)."""
+        """Whether each rank has the shared expert whole: `use_sequence_parallel_moe`."""
         return self.keeps_experts_whole and self.tensor > 1 and self.data * self.prefill_context > 1
 
 
-class Share(NamedTuple):
-    """What one rank gets of a divided size."""
+class Problem(NamedTuple):
+    """Why vLLM cannot divide a size."""
 
-    what: str
-    total: int
-    ranks: int
-    size: int
-    """On each rank, with what vLLM pads or repeats; without meaning beside a problem."""
-    problem: str = ""
-    """Why vLLM cannot divide it; empty if it can."""
+    text: str
+    is_of_experts: bool = False
+    """Whether data-parallel ranks count, too."""
 
 
 class _Grid(NamedTuple):
@@ -92,100 +89,82 @@ def has_experts(text: Config) -> bool:
     return number(text, *_EXPERTS) is not None
 
 
-def shares(
+def problems(
     text: Config,
     ranks: Ranks,
     *,
     quantization: Config,
     vision: Config | None = None,
     has_adapters: bool = False,
-) -> list[Share]:
-    """Every divided size of a model. `text`: the language part of config.json; `vision`: its tower, if it is divided.
+) -> list[Problem]:
+    """What vLLM cannot divide of a model. `text`: the language part of config.json; `vision`: its tower.
 
     What config.json does not show, or what vLLM handles in ways that are not known, is left out.
     """
-    return [
-        *_attention(text, ranks.tensor, quantization),
-        *_vision(vision or {}, ranks.tensor),
-        *_vocabulary(text, ranks.tensor, has_adapters=has_adapters),
-        *_states(text, ranks.tensor),
-        *_widths(text, ranks, quantization),
-    ]
+    tensor, vocabulary = ranks.tensor, number(text, "vocab_size")
+    found = [*_attention(text, tensor, quantization)]
+    kind = re.sub(r"(_vision|_vision_model|_vit)$", "", str((vision or {}).get("model_type") or ""))
+    tower = number(vision or {}, "num_heads", "num_attention_heads")
+    if kind in _DIVIDED_TOWERS and tower:
+        found += _undivided("heads of the vision tower", tower, tensor)
+    if vocabulary and not has_adapters:  # `VocabParallelEmbedding`; adapters add rows of their own
+        rows = -(-vocabulary // _PADDED_ROWS) * _PADDED_ROWS
+        found += _undivided("rows of the vocabulary, with padding,", rows, tensor)
+    # `MambaMixer2` (mamba/mamba_mixer2.py) and `gated_delta_net_state_shape` (mamba/mamba_utils.py)
+    if heads := number(text, *_STATE_HEADS):
+        found += _undivided("heads of the recurrent layers", heads, tensor)
+    groups = number(text, *_STATE_GROUPS) if number(text, *_STATE_HEADS[1:]) else None
+    if groups and groups > 1:  # a single group is repeated
+        found += _undivided("groups of the recurrent layers", groups, tensor)
+    return [*found, *_widths(text, ranks, quantization)]
 
 
 def next_sizes(works: Callable[[int], bool], wanted: int, *, most: int) -> list[int]:
-    """The tensor-parallel sizes that work nearest to the wanted one: one below, and one above up to `most`."""
+    """The tensor-parallel sizes that work nearest to the wanted one: below, and above up to `most`."""
     below = next((size for size in range(min(wanted - 1, most), 0, -1) if works(size)), None)
     above = next((size for size in range(wanted + 1, most + 1) if works(size)), None)
     return [size for size in (below, above) if size is not None]
 
 
-def _divided(what: str, total: int, ranks: int, *, grid: _Grid | None = None, piece: int = 1) -> Share:
-    """`divide` of distributed/utils.py; with a grid, `validate_fp8_block_shape` (quantization/utils/fp8_utils.py) and
-    `verify_group_size_divides_partition` (distributed/utils.py) for the input of a row-parallel matrix."""
-    size, problem = total // ranks, ""
+def _undivided(
+    what: str, total: int, ranks: int, *, grid: _Grid | None = None, piece: int = 1
+) -> Iterator[Problem]:
+    """`divide` (distributed/utils.py); with a grid, `validate_fp8_block_shape` (utils/fp8_utils.py) and
+    `verify_group_size_divides_partition` for the input of a row-parallel matrix."""
+    size, is_width = total // ranks, "width" in what
     if total % ranks:
-        problem = f"{what} of {total:,}" if "width" in what else f"{total:,} {what}"
-        problem += f" {'does' if 'width' in what else 'do'} not divide over {ranks} ranks"
+        named = f"{what} of {total:,} does" if is_width else f"{total:,} {what} do"
+        yield Problem(f"{named} not divide over {ranks} ranks")
     elif grid and ranks > 1 and size % piece:
-        problem = f"{what} of {total:,} is {size} on each of {ranks} ranks, which cuts {grid.name} of {piece}"
-    return Share(what, total, ranks, size, problem)
+        cuts = f"which cuts {grid.name} of {piece}"
+        yield Problem(f"{what} of {total:,} is {size} on each of {ranks} ranks, {cuts}")
 
 
-def _attention(text: Config, tensor: int, quantization: Config) -> Iterator[Share]:
+def _attention(text: Config, tensor: int, quantization: Config) -> Iterator[Problem]:
     """`verify_with_parallel_config` (config/model.py) and `QKVParallelLinear` (layers/linear.py)."""
     heads = None if str(text.get("model_type")) in _OWN_HEADS else number(text, *_HEADS)
     if heads is None:
         return
-    yield _divided("attention heads", heads, tensor)
+    yield from _undivided("attention heads", heads, tensor)
     is_latent = text.get("kv_lora_rank") is not None
     is_uneven = text.get("block_configs") or text.get("per_layer_config")
     groups = None if is_latent or is_uneven else number(text, *_KV_HEADS)
     if groups and groups % tensor and tensor % groups:
-        problem = f"{groups} KV heads neither divide over {tensor} ranks nor repeat evenly"
-        yield Share("KV heads", groups, tensor, 0, problem)
-    elif groups:
-        yield Share("KV heads", groups, tensor, max(1, groups // tensor))
+        yield Problem(f"{groups} KV heads neither divide over {tensor} ranks nor repeat evenly")
     grid, hidden = _grid(quantization, "self_attn.o_proj"), number(text, "hidden_size")
     size = number(text, "v_head_dim", "head_dim") or (hidden // heads if hidden else None)
-    if grid.piece > 1 and size and heads % tensor == 0 and not (is_uneven or text.get("o_lora_rank")):
-        yield _divided(
-            "the width of the attention's output", heads * size, tensor, grid=grid, piece=grid.piece
-        )
+    is_known = heads % tensor == 0 and not (is_uneven or text.get("o_lora_rank"))
+    if grid.piece > 1 and size and is_known:
+        what = "the width of the attention's output"
+        yield from _undivided(what, heads * size, tensor, grid=grid, piece=grid.piece)
     query = (number(text, "qk_nope_head_dim") or 0) + (number(text, "qk_rope_head_dim") or 0)
-    if (
-        is_latent and query and grid.rows > 1 and heads % tensor == 0
-    ):  # one matrix, so its rows count (`q_b_proj`)
-        yield _divided("the width of the queries", heads * query, tensor, grid=grid, piece=grid.rows)
+    if is_latent and query and grid.rows > 1 and heads % tensor == 0:  # rows of one matrix (`q_b_proj`)
+        what = "the width of the queries"
+        yield from _undivided(what, heads * query, tensor, grid=grid, piece=grid.rows)
 
 
-def _vision(vision: Config, tensor: int) -> Iterator[Share]:
-    kind = re.sub(r"(_vision|_vision_model|_vit)$", "", str(vision.get("model_type") or ""))
-    heads = number(vision, *_VISION_HEADS)
-    if kind in _DIVIDED_TOWERS and heads:
-        yield _divided("heads of the vision tower", heads, tensor)
-
-
-def _vocabulary(text: Config, tensor: int, *, has_adapters: bool) -> Iterator[Share]:
-    """`VocabParallelEmbedding`: padded, then divided. Adapters add rows of their own."""
-    size = number(text, "vocab_size")
-    if size and not has_adapters:
-        rows = -(-size // _PADDED_ROWS) * _PADDED_ROWS
-        yield _divided("rows of the vocabulary, with padding,", rows, tensor)
-
-
-def _states(text: Config, tensor: int) -> Iterator[Share]:
-    """`MambaMixer2` (layers/mamba/mamba_mixer2.py) and `gated_delta_net_state_shape` (layers/mamba/mamba_utils.py)."""
-    heads = number(text, *_STATE_HEADS)
-    if heads:
-        yield _divided("heads of the recurrent layers", heads, tensor)
-    groups = number(text, *_STATE_GROUPS) if number(text, *_STATE_HEADS[1:]) else None
-    if groups and groups > 1:  # a single group is repeated
-        yield _divided("groups of the recurrent layers", groups, tensor)
-
-
-def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Share]:
-    """The inner widths of MLPs: `MergedColumnParallelLinear`, `RowParallelLinear`, `FusedMoEConfig.__post_init__`."""
+def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Problem]:
+    """The inner widths of MLPs: `MergedColumnParallelLinear`, `FusedMoEConfig.__post_init__`."""
     inner, experts = number(text, "intermediate_size"), number(text, *_EXPERTS)
     each = number(text, "moe_intermediate_size") if "moe_intermediate_size" in text else inner
     dense = number(text, "intermediate_size_mlp") if "intermediate_size_mlp" in text else inner
@@ -193,28 +172,27 @@ def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Share]
     has_dense = not experts or "intermediate_size_mlp" in text or (starts and each != inner)
     if dense and has_dense:
         grid = _grid(quantization, "mlp.down_proj")
-        yield _divided("the MLP's width", dense, ranks.tensor, grid=grid, piece=grid.piece)
+        yield from _undivided("the MLP's width", dense, ranks.tensor, grid=grid, piece=grid.piece)
     if not experts:
         return
     count = number(text, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     shared = number(text, *_SHARED) or (count * each if count and each else None)
     if shared and not ranks.copies_shared_expert:
         grid = _grid(quantization, "mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
-        yield _divided("the shared expert's width", shared, ranks.tensor, grid=grid, piece=grid.piece)
+        what = "the shared expert's width"
+        yield from _undivided(what, shared, ranks.tensor, grid=grid, piece=grid.piece)
     if each and not ranks.keeps_experts_whole:
-        yield _expert(each, ranks.experts, _grid(quantization, "mlp.experts.0.down_proj"), text)
-
-
-def _expert(width: int, ranks: int, grid: _Grid, text: Config) -> Share:
-    """`refine_fp8_moe_block_shape` (fused_moe/oracle/fp8.py), `MoeWNA16Method.create_weights` (moe_wna16.py)."""
-    size = width // ranks
-    finest = math.gcd(grid.piece, size, number(text, "hidden_size") or grid.piece)
-    is_split = grid.finest < grid.piece and finest >= grid.finest
-    return _divided("the width of each expert", width, ranks, grid=grid, piece=1 if is_split else grid.piece)
+        # `refine_fp8_moe_block_shape` (fused_moe/oracle/fp8.py), `MoeWNA16Method.create_weights`
+        grid = _grid(quantization, "mlp.experts.0.down_proj")
+        finest = math.gcd(grid.piece, each // ranks.experts, number(text, "hidden_size") or grid.piece)
+        piece = 1 if grid.piece > grid.finest <= finest else grid.piece
+        what = "the width of each expert"
+        for problem in _undivided(what, each, ranks.experts, grid=grid, piece=piece):
+            yield problem._replace(is_of_experts=True)
 
 
 def _grid(quantization: Config, *modules: str) -> _Grid:
-    """What the quantization of these modules keeps whole; nothing where it is not known, or where vLLM pads (MXFP4)."""
+    """What the quantization of these modules keeps whole; nothing if not known, or padded (MXFP4)."""
     method = str(quantization.get("quant_method") or "").replace("_", "-")
     if not method or any(_is_plain(quantization, module) for module in modules):
         return _Grid()
@@ -223,15 +201,14 @@ def _grid(quantization: Config, *modules: str) -> _Grid:
     if method == "awq" and (group := number(quantization, "group_size")):
         return _Grid("quantization groups", group, _FINEST_BLOCK)
     groups = quantization.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) and len(groups) == 1 else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
+    groups = [*groups.values()] if isinstance(groups, Mapping) else []
+    weights = groups[0].get("weights") if len(groups) == 1 and isinstance(groups[0], Mapping) else None
     if method != "compressed-tensors" or not isinstance(weights, Mapping):
         return _Grid()
     if weights.get("strategy") == "block" and (block := _block(weights.get("block_structure"))):
         return _Grid("quantization blocks", block[1], block[1], block[0])
-    if (weights.get("strategy"), weights.get("type")) == ("group", "int") and (
-        group := number(weights, "group_size")
-    ):
+    is_int = (weights.get("strategy"), weights.get("type")) == ("group", "int")
+    if is_int and (group := number(weights, "group_size")):
         return _Grid("quantization groups", group, group)
     return _Grid()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from specserve.vllm.sharding import Ranks, next_sizes, shares
+from specserve.vllm.sharding import Ranks, next_sizes
+from specserve.vllm.sharding import problems as problems_of
 from specserve.vllm.versions import installed
 
 SOURCE = Path(__file__).parents[2] / "specserve" / "vllm" / "sharding.py"
@@ -30,7 +31,7 @@ INT4 = {
 
 def problems(text: Mapping[str, Any], *ranks: Any, **more: Any) -> list[str]:
     more.setdefault("quantization", {})
-    return [share.problem for share in shares(text, Ranks(*ranks), **more) if share.problem]
+    return [item.text for item in problems_of(text, Ranks(*ranks), **more)]
 
 
 @pytest.mark.parametrize(
@@ -91,15 +92,6 @@ def test_what_vllm_cannot_divide_is_named(
 )
 def test_a_vision_tower_is_divided_copied_or_filled_up(vision: Any, count: int) -> None:
     assert len(problems({"num_attention_heads": 24}, 6, vision=vision)) == count
-
-
-def test_each_rank_gets_its_part_with_what_is_repeated_or_padded() -> None:
-    text = {**QWEN, "num_key_value_heads": 2, "vocab_size": 1000}
-    found = {share.what: share.size for share in shares(text, Ranks(4, 2), quantization={})}
-    assert found["KV heads"] == 1
-    assert found["rows of the vocabulary, with padding,"] == 256
-    assert found["the shared expert's width"] == 128
-    assert found["the width of each expert"] == 64
 
 
 @pytest.mark.parametrize(("wanted", "most", "sizes"), [(8, 8, [4]), (3, 8, [2, 4]), (6, 6, [4]), (3, 2, [2])])

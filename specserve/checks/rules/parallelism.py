@@ -19,7 +19,7 @@ from specserve.checks.rule import (
 )
 from specserve.diagnostics import Severity
 from specserve.vllm.features import Feature, features, minors_before
-from specserve.vllm.sharding import Ranks, Share, has_experts, next_sizes, shares
+from specserve.vllm.sharding import Problem, Ranks, has_experts, next_sizes, problems
 from specserve.vllm.versions import known_versions
 
 _MOST_RANKS = 16
@@ -57,29 +57,25 @@ def indivisible_size(ctx: Context) -> Violations:
     }
     models = {path: config for path, config in ctx.models() if path not in alone}
     for path, config in models.items():
-        if problems := [share for share in _shares(ctx, config, ranks) if share.problem]:
-            by_data = problems[0].ranks != ranks.tensor
-            related = {"target.tensor_parallel_size": f"{ranks.tensor} ranks"}
-            if by_data:
-                related["engine.data_parallel_size"] = "experts are divided over these ranks, too"
-            yield Violation(
-                path,
-                problems[0].problem,
-                notes=tuple(share.problem for share in problems[1:]),
-                related=related,
-                help=_remedy(
-                    ctx, list(models.values()), ranks, whole_experts=len(problems) == 1 and by_data
-                ),
-            )
+        if not (found := _problems(ctx, config, ranks)):
+            continue
+        by_data = found[0].is_of_experts and ranks.experts > ranks.tensor
+        related = {"target.tensor_parallel_size": f"{ranks.tensor} ranks"}
+        ways = _sizes(ctx, list(models.values()), ranks)
+        if by_data:
+            related["engine.data_parallel_size"] = "experts are divided over these ranks, too"
+            ways += ["`enable_expert_parallel: true` keeps each expert whole"] * (len(found) == 1)
+        notes, help_ = tuple(item.text for item in found[1:]), "; ".join(ways) or None
+        yield Violation(path, found[0].text, notes=notes, related=related, help=help_)
 
 
-def _shares(ctx: Context, config: Config, ranks: Ranks) -> list[Share]:
+def _problems(ctx: Context, config: Config, ranks: Ranks) -> list[Problem]:
     text, vision, engine = text_config(config), section(config, "vision_config"), ctx.engine
     limits = section(engine, "limit_mm_per_prompt")
     is_left_out = engine.get("language_model_only") is True or 0 in limits.values()
     is_whole = engine.get("mm_encoder_tp_mode") == "data"
     quantization = section(config, "quantization_config") or section(text, "quantization_config")
-    return shares(
+    return problems(
         {"model_type": model_type(config), **text},
         ranks,
         quantization=quantization or section(config, "compression_config"),
@@ -88,28 +84,18 @@ def _shares(ctx: Context, config: Config, ranks: Ranks) -> list[Share]:
     )
 
 
-def _remedy(
-    ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts: bool
-) -> str | None:
+def _sizes(ctx: Context, configs: list[Config], ranks: Ranks) -> list[str]:
     """The nearest tensor-parallel sizes at which target and drafts work, on the known GPUs."""
-    machine, hardware = ctx.machine, ctx.profile.hardware
-    known = (
-        machine.count * machine.nodes
-        if machine
-        else hardware.count * hardware.nodes
-        if hardware
-        else 0
-    )
+    there = ctx.machine or ctx.profile.hardware
     rest = ctx.profile.target.pipeline_parallel_size * ranks.data * ranks.prefill_context
 
     def works(size: int) -> bool:
-        there = ranks._replace(tensor=size)
-        return not any(share.problem for config in configs for share in _shares(ctx, config, there))
+        smaller = ranks._replace(tensor=size)
+        return not any(_problems(ctx, config, smaller) for config in configs)
 
-    sizes = next_sizes(works, ranks.tensor, most=known // rest or _MOST_RANKS)
-    words = f"`tensor_parallel_size` may be {' or '.join(map(str, sizes))}" if sizes else ""
-    whole = "`enable_expert_parallel: true` keeps each expert whole" if whole_experts else ""
-    return "; ".join(filter(None, (words, whole))) or None
+    most = (there.count * there.nodes if there else 0) // rest or _MOST_RANKS
+    sizes = next_sizes(works, ranks.tensor, most=most)
+    return [f"`tensor_parallel_size` may be {' or '.join(map(str, sizes))}"] if sizes else []
 
 
 @variant_rule("SD140", WARNING)
