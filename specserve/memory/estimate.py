@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -141,14 +142,12 @@ def estimate(inputs: MemoryInputs) -> MemoryEstimate:
 
 
 def by_vllm(
-    inputs: MemoryInputs,
-    built: Mapping[str, Any],
-    alone: Mapping[str, Any] | None = None,
+    inputs: MemoryInputs, built: Mapping[str, Any], alone: Mapping[str, Any] | None = None
 ) -> MemoryEstimate:
     """By what vLLM answered for this launch, and for the same without speculation (`alone`).
 
     `built` has bytes of the weights by stage, and its planner's plans for the lowest and the
-    highest budget.
+    highest budget. What helps is estimated, where the estimate comes to the same verdict.
     Raises FactError, KeyError, TypeError and ValueError for an answer of another form.
     """
     layers, per_token = [layer for stage in built["stages"] for layer in stage["kv"]], [0, 0]
@@ -165,6 +164,9 @@ def by_vllm(
         before = _planned(alone["plans"][-1])
         cost = DraftCost(high.tokens, before.tokens, high.concurrency, before.concurrency)
         found = replace(found, draft_cost=cost)
+    with suppress(FactError):
+        about = found if found.verdict == "fit" else estimate(inputs)
+        found = replace(found, fixes=about.fixes if about.verdict == found.verdict else ())
     return found
 
 
@@ -233,15 +235,11 @@ def _conclude(
         elif inputs.unknown_draft:
             doubt = f"the size of `{inputs.unknown_draft}` is not known"
         verdict = "tight" if reason or doubt else "fit"
-    others = [f"`{name}`" for name in (*inputs.may_make_room, *inputs.may_take_more)]
-    others += [f"`{inputs.unknown_draft}`"] if inputs.unknown_draft else []
+    others = [*inputs.uncounted, *filter(None, [inputs.unknown_draft])]
     if others:
-        notes += (f"not counted: {', '.join(others)}",)
-    certain = verdict == "does_not_fit" and not inputs.may_make_room
-    if verdict == "does_not_fit" and not certain:
-        named = ", ".join(f"`{name}`" for name in inputs.may_make_room)
-        why = f"because the estimate leaves out {named}, which may make room"
-        notes += (f"a warning and no error, {why}",)
+        notes += (f"not counted: {', '.join(f'`{name}`' for name in others)}",)
+    if inputs.may_make_room and verdict == "does_not_fit":
+        notes += ("a warning and no error, because what is not counted may make room",)
     budget = total if fixed is not None else int(total * inputs.gpu_memory_utilization)
     cache = Bounds(max(0.0, low.kv_bytes), max(0.0, high.kv_bytes))
     states = None
@@ -251,7 +249,7 @@ def _conclude(
         verdict,
         reason or doubt,
         is_only_in_doubt=bool(doubt and not reason),
-        certain=certain,
+        certain=verdict == "does_not_fit" and not inputs.may_make_room,
         basis=basis,
         per_gpu_bytes=PerGpu(total, budget, *weights, reserve(inputs), cache),
         target_kv_bytes_per_token=per_token[0],

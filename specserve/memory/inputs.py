@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +67,13 @@ class MemoryInputs:
     """The second model or head; None without one, or for layers that lie in the target."""
     unknown_draft: str | None = None
     """The name of a second model that could not be read: nothing of it is counted."""
-    may_make_room: tuple[str, ...] = ()
-    """Arguments that the estimate leaves out, and that may make a launch fit."""
-    may_take_more: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+    """Arguments that the estimate leaves out."""
+
+    @property
+    def may_make_room(self) -> bool:
+        """Whether one of those that it leaves out may make a launch fit."""
+        return any(name in _MAKES_ROOM for name in self.uncounted)
 
     @property
     def ranks(self) -> int:
@@ -100,19 +105,14 @@ def memory_inputs(
     if draft and method == "draft_model" and SHORTENS_TARGET.at(version):
         length = min(length, _whole(keys.get("max_model_len")) or _length(draft, version))
     tokens, seqs = _batch(profile, machine, version, length=length)
-    fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), GPU_MEMORY_UTILIZATION
-    given = engine.get("gpu_memory_utilization")
-    if fixed is None and is_cpu and given is None:
+    fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), _share(engine)
+    if fixed is None and is_cpu and share is None:
         fixed = default_kv_bytes(machine.accelerator.total_bytes)
-    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1:
-        share = float(given)
     drafted = _whole(keys.get("num_speculative_tokens"))
     if method and drafted is None:  # what the draft is made for
         drafted = prediction_layers((draft or target).config) or 1
     is_inside = draft is not None and draft.model == target.model and method == "mtp"
-    uncounted = [name for name in (*_MAKES_ROOM, *_TAKES_MORE) if engine.get(name)]
-    uncounted = [name for name in uncounted if not (engine[name] == 1 and name.endswith("_size"))]
-    kv_cache_dtype = engine.get("kv_cache_dtype")
+    uncounted = (name for name in (*_MAKES_ROOM, *_TAKES_MORE) if engine.get(name))
     return MemoryInputs(
         target,
         machine,
@@ -125,12 +125,13 @@ def memory_inputs(
         enable_expert_parallel=engine.get("enable_expert_parallel") is True,
         dtype=asked.dtype,
         quantization=asked.quantization,
-        kv_cache_dtype=kv_cache_dtype if isinstance(kv_cache_dtype, str) else "auto",
+        kv_cache_dtype=str(engine.get("kv_cache_dtype") or "auto"),
         enable_prefix_caching=engine.get("enable_prefix_caching") is not False,
         has_encoders=engine.get("language_model_only") is not True,
         enforce_eager=is_eager(engine),
         is_sampling_unseen=not is_cpu,
-        gpu_memory_utilization=share / (machine.memory_nodes if is_cpu else 1),
+        gpu_memory_utilization=(share or GPU_MEMORY_UTILIZATION)
+        / (machine.memory_nodes if is_cpu else 1),
         kv_cache_memory_bytes=fixed,
         is_auto_length=asked.max_model_len == -1,
         method=method,
@@ -138,8 +139,7 @@ def memory_inputs(
         is_parallel=keys.get("parallel_drafting") is True,
         draft=None if is_inside else draft,
         unknown_draft=unknown_draft,
-        may_make_room=tuple(name for name in uncounted if name in _MAKES_ROOM),
-        may_take_more=tuple(name for name in uncounted if name in _TAKES_MORE),
+        uncounted=tuple(n for n in uncounted if engine[n] != 1 or not n.endswith("_size")),
     )
 
 
@@ -164,6 +164,12 @@ def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> 
     if engine.get("enable_chunked_prefill") is False:
         tokens = max(tokens, length)
     return _whole(engine.get("max_num_batched_tokens")) or min(tokens, seqs * length), seqs
+
+
+def _share(engine: Mapping[str, Any]) -> float | None:
+    """`gpu_memory_utilization`; None if it is not given, or is no share."""
+    value = engine.get("gpu_memory_utilization")
+    return float(value) if isinstance(value, int | float) and 0 < value <= 1 else None
 
 
 def _whole(value: Any) -> int | None:

@@ -58,10 +58,10 @@ def test_the_parts_of_a_gpu_add_up_to_the_budget() -> None:
 def test_weights_that_alone_exceed_the_gpu_are_certain_unless_something_may_make_room() -> None:
     found = judged("1xT4-16GB")
     assert (found.verdict, found.certain, found.kv_cache_tokens.high) == ("does_not_fit", True, 0)
-    found = judged("1xT4-16GB", may_make_room=("cpu_offload_gb",))
+    found = judged("1xT4-16GB", uncounted=("cpu_offload_gb",))
     assert (found.verdict, found.certain) == ("does_not_fit", False)
-    assert any("`cpu_offload_gb`, which may make room" in note for note in found.notes)
-    assert judged("1xT4-16GB", may_take_more=("enable_lora",)).certain
+    assert any(note == "not counted: `cpu_offload_gb`" for note in found.notes)
+    assert judged("1xT4-16GB", uncounted=("enable_lora",)).certain
 
 
 def test_a_length_inside_of_the_band_is_tight() -> None:
@@ -213,6 +213,9 @@ def test_what_vllm_planned_stands_as_it_answers() -> None:
     refused = plan(1, error="To serve at least one request …")
     assert by_vllm(inputs, built(refused, high)).verdict == "tight"
     assert by_vllm(inputs, built(refused, refused)).verdict == "does_not_fit"
+    large = launch("2xL4-24GB", max_model_len=65536, max_num_batched_tokens=2048)
+    assert by_vllm(large, built(refused, refused)).fixes == estimate(large).fixes != ()
+    assert by_vllm(inputs, built(refused, high)).fixes == ()  # the estimate says that it fits
     states = by_vllm(inputs, built(low, high, kind="MambaSpec"))
     assert (states.verdict, states.is_short_of_states) == ("does_not_fit", True)
     with pytest.raises(ValueError, match="unpack"):
