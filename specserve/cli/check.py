@@ -94,7 +94,7 @@ def check(
     from specserve.checks.collect import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.profile.load import examine_partial
-    from specserve.report.findings import StderrNotices
+    from specserve.report.findings import StderrNotices, show_findings
     from specserve.serve.detached.launch import running_records
 
     is_path, source = vllm is not None and not vllm[:1].isdigit(), None
@@ -121,7 +121,7 @@ def check(
         notices.progress("")
         if _form(format) == "text":  # its answer comes with vLLM's
             shown.append(report)
-            _print_findings(report)
+            show_findings(report)
         notices.progress("asking vLLM, about 10 s")
 
     report = check_profiles(read, wanted=wanted, before=before)
@@ -167,15 +167,6 @@ def named_profiles(
 
 def _form(form: Form | None) -> Form:
     return form or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
-
-
-def _print_findings(report: Report) -> None:
-    """What the rules found, while vLLM is asked."""
-    from specserve.report.findings import render
-
-    if report.findings:
-        out(render(report.findings, stream=sys.stdout))
-        sys.stdout.flush()
 
 
 def _print(

@@ -13,7 +13,7 @@ from specserve.diagnostics import Finding, Notices, Report, Severity, Skipped, S
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, names_a_secret, redacted
 from specserve.profile.source import recall
-from specserve.report.console import LiveLine, escaped, in_one_line, say, styled, wrapped
+from specserve.report.console import LiveLine, escaped, in_one_line, out, say, styled, wrapped
 from specserve.report.text import count
 
 _WIDTH = 100
@@ -66,6 +66,13 @@ def _continues_secret(lines: Sequence[str], at: int) -> bool:
             match = _LAST_KEY.search(text[-_WIDTH:])
             return bool(match and names_a_secret(match[1]))
     return False
+
+
+def show_findings(report: Report) -> None:
+    """Prints what the rules found, while vLLM is asked."""
+    if report.findings:
+        out(render(report.findings, stream=sys.stdout))
+        sys.stdout.flush()
 
 
 def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
