@@ -7,7 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from specserve.checks.collect import CheckOptions, CollectedFacts, Read, Unread, collect, with_verdicts
+from specserve.checks.collect import (
+    CheckOptions,
+    CollectedFacts,
+    Read,
+    Unread,
+    collect,
+    with_verdicts,
+)
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
 from specserve.checks.rules import all_rules, memory, tokenizers
@@ -83,9 +90,12 @@ def check(
     ]
     if wanted.asks:
         known = [each.facts for each in collected if each.facts is not None]
-        answered = iter(with_verdicts(known, wanted=wanted, before=lambda: before(_report(collected))))
+        answered = iter(
+            with_verdicts(known, wanted=wanted, before=lambda: before(_report(collected)))
+        )
         collected = [
-            each._replace(facts=next(answered)) if each.facts is not None else each for each in collected
+            each._replace(facts=next(answered)) if each.facts is not None else each
+            for each in collected
         ]
     return _report(collected)
 
@@ -173,7 +183,9 @@ def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Conte
     if machine is not None and machine.basis == "assumed":
         why = "`--assume` names another machine than this one"
     elif machine is None and found and found.platform == "cpu" and world_size(profile) > 1:
-        why = "`hardware` names no accelerator, and several ranks do not share this CPU by themselves"
+        why = (
+            "`hardware` names no accelerator, and several ranks do not share this CPU by themselves"
+        )
     elif found is None:
         why = "vLLM is not installed in specserve's environment"
     elif machine and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
@@ -224,10 +236,9 @@ def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
             reason += ", so memory rests on its published configuration"
         yield Skipped(file, "models", codes["models"], reason, cause, help_)
     for (why, help_, cause), models in without_files.items():
-        reason = (
-            f"the files of {' and '.join(dict.fromkeys(models))} are not here ({why}): the other rules "
-            "used the configuration that ships with specserve"
-        )
+        names = " and ".join(dict.fromkeys(models))
+        others = "the other rules used the configuration that ships with specserve"
+        reason = f"the files of {names} are not here ({why}): {others}"
         yield Skipped(file, "models", by_files, reason, cause, help_)
     for group, reason in known.missing.items():
         cause = "by_request" if group == "host" else "unsupported"

@@ -33,8 +33,8 @@ UNREADABLE = Code(
     Severity.ERROR,
     """A model of the profile does not exist, is not accessible, or is broken.
 
-    vLLM ends with `Invalid repository ID or local directory specified`, a 401, or an error of a parser. With
-    `--assume`, an absolute path that is not on this machine is skipped: it may be on the other one.
+    vLLM ends with `Invalid repository ID or local directory specified`, a 401, or a parser's error.
+    With `--assume`, an absolute path that is not here is skipped: it may be on the other machine.
     Instead: what the help says, such as the name that was meant, or `HF_TOKEN` for a gated model.
     Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
     """,
@@ -57,13 +57,13 @@ class CheckOptions:
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool | None = None
-    """Models come from the lock and from nowhere else; False: the lock beside the profile is ignored."""
+    """Models come from the lock and from nowhere else; False: a lock is ignored."""
     here: bool = True
     """Whether the machine that runs this is looked at."""
     launch: bool = False
     """A launch here is to follow: what is found counts, whatever the profile says."""
     servers: Mapping[int, str] = field(default_factory=dict)
-    """The names of this user's detached servers by their port: one that is starting cannot be seen there yet."""
+    """The names of this user's detached servers by their port, those that start included."""
     tell: Callable[[str], None] = field(default=lambda _: None)
     """Takes a few words on what is being done."""
 
@@ -75,7 +75,7 @@ class Unread:
     path: str
     error: FactError
     published: ModelFacts | None = None
-    """Its published configuration, if the Hub could not be asked; good for memory alone unless all of it is known."""
+    """Its published configuration, if the Hub could not be asked; maybe good for memory alone."""
 
     def finding(self, profile: Profile) -> Finding | None:
         """SD290; None if the model is not known to be bad."""
@@ -103,21 +103,29 @@ class CollectedFacts:
     unread: tuple[Unread, ...] = ()
     missing: Mapping[Need, str] = field(default_factory=dict)
     shapes: Mapping[str, ModelFacts] = field(default_factory=dict)
-    """The target and each draft by the path of its block, by what is published if it was not read."""
+    """The target and each draft by the path of its block, if not read by what is published."""
 
 
 def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
-    """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
+    """All that the rules may look at. `read`: where models come from, else the usual places."""
     from specserve.plan.locking import locked
 
     versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
     unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
     found, unread = _models(profile, read or _reader(profile, lock, wanted, unusable=unusable))
-    if wanted.locked:  # a model that is not in the lock is reported once, where it could not be read
+    if (
+        wanted.locked
+    ):  # a model that is not in the lock is reported once, where it could not be read
         reported = {item.path for item in unread}
-        drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
-    drafts = {path.removesuffix(".model"): facts for path, facts in found.items() if path.endswith(".model")}
+        drift = tuple(
+            item for item in drift if item.kind != "unlocked" or item.path not in reported
+        )
+    drafts = {
+        path.removesuffix(".model"): facts
+        for path, facts in found.items()
+        if path.endswith(".model")
+    }
     context = Context(profile, versions, drafts.pop("target", None), drafts, drift=drift)
     if context.target:
         wanted.tell("comparing tokenizers")
@@ -142,8 +150,10 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     return CollectedFacts(context, known, unread, missing, shapes)
 
 
-def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None) -> Read:
-    """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one.
+def _reader(
+    profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None
+) -> Read:
+    """Reads each model once: a directory as it is, a model of the Hub as a lock says.
 
     `unusable`: why there is no lock although its file is there, which is reported by itself.
     """
@@ -160,7 +170,11 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusab
         if wanted.locked and unusable:
             raise NotHere(unusable)
         if wanted.locked:
-            why = "is not in the lock" if lock else "is not locked, because the profile has no lock file"
+            why = (
+                "is not in the lock"
+                if lock
+                else "is not locked, because the profile has no lock file"
+            )
             raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
         if elsewhere:
             raise NotHere(
@@ -170,7 +184,9 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusab
         wanted.tell(f"reading {model}")
         config = (model, revision) not in bare
         folder, offline = Path.cwd(), wanted.offline
-        return read_model(model, revision=revision, folder=folder, offline=offline, need_config=config)
+        return read_model(
+            model, revision=revision, folder=folder, offline=offline, need_config=config
+        )
 
     def read(model: str, revision: str | None) -> ModelFacts:
         key = (model, revision)
@@ -188,7 +204,7 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusab
 
 
 def _is_elsewhere(path: object, profile: Profile, wanted: CheckOptions) -> bool:
-    """Whether an absolute path of the profile may lie on the machine of `--assume`: it does not lie on this one."""
+    """Whether an absolute path of the profile may lie on the machine of `--assume`, not on this."""
     if wanted.machine is None or not isinstance(path, str) or path in profile.relative_paths:
         return False
     return path.startswith("/") and not os.path.exists(path)  # noqa: PTH110
@@ -211,8 +227,12 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     found = []
     for use in model_uses(profile):
         entry = lock.find(use.model, revision=use.revision)
-        is_absent = wanted.locked and not os.path.exists(use.model)  # noqa: PTH110 - raises for /root
-        if entry and entry.commit is None and (is_absent or _is_elsewhere(use.model, profile, wanted)):
+        is_absent = wanted.locked and not os.path.exists(use.model)  # noqa: PTH110 - /root raises
+        if (
+            entry
+            and entry.commit is None
+            and (is_absent or _is_elsewhere(use.model, profile, wanted))
+        ):
             continue  # a directory that is not on this machine has not changed
         with suppress(FactError):  # what nobody can tell is left out
             drift = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
@@ -221,7 +241,7 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
 
 
 def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[Unread, ...]]:
-    """The target, its tokenizer and the drafts by the path that names them, and what could not be read."""
+    """The target, its tokenizer and the drafts by the path that names them, and what is unread."""
     from specserve.models.facts import published
 
     found: dict[str, ModelFacts] = {}
@@ -242,9 +262,13 @@ def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[
 
 
 def _with_tokenizers(
-    context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...], *, lock: Lock | None
+    context: Context,
+    found: Mapping[str, ModelFacts],
+    unread: tuple[Unread, ...],
+    *,
+    lock: Lock | None,
 ) -> Context:
-    """The context with each draft model's tokenizer against the target's, or that which the profile names."""
+    """The context with each draft model's tokenizer against the target's, or the one named."""
     target = context.target
     assert target is not None
     paths = ("target.tokenizer", "engine.tokenizer_revision")
@@ -256,7 +280,8 @@ def _with_tokenizers(
             if variant.draft and variant.method == "draft_model"
         }
         compared = {
-            path: _compare(target, draft, tokenizer=other, lock=lock) for path, draft in pairs.items()
+            path: _compare(target, draft, tokenizer=other, lock=lock)
+            for path, draft in pairs.items()
         }
         context = replace(context, tokenizers=compared)
     return context
@@ -277,7 +302,7 @@ def _compare(
 
 
 def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, str]:
-    """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
+    """What the launch is judged for: `--assume`, `hardware` or what is found; why there is none."""
     from specserve.hardware.accelerators import Machine, accelerator, assume, find, this_cpu
     from specserve.vllm.versions import installed
 
@@ -300,14 +325,18 @@ def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, st
         return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
     if hardware and named and named.vendor == "nvidia" and vllm and vllm.platform != "cpu":
         return Machine(named, 0, hardware.nodes, "found"), ""
-    why = "`hardware` names no accelerator, and no GPU was found" if is_many else "no accelerator found"
+    why = (
+        "`hardware` names no accelerator, and no GPU was found"
+        if is_many
+        else "no accelerator found"
+    )
     return None, f"{why}; `--assume 4xH100-80GB` checks for another machine"
 
 
 def with_verdicts(
     collected: Sequence[CollectedFacts], *, wanted: CheckOptions, before: Callable[[], None]
 ) -> list[CollectedFacts]:
-    """The same with what vLLM says of each launch; `before` is called if it takes more than a moment."""
+    """The same with what vLLM says of each launch; `before` is called if that takes a moment."""
     from specserve.checks.oracle import VllmQuestion, ask, questions_about
 
     found, asked = [], list[dict[str, VllmQuestion]]()
@@ -333,7 +362,9 @@ def with_verdicts(
     return found
 
 
-def _with_vllm(facts: CollectedFacts, said: tuple[VllmVerdict, ...], wanted: CheckOptions) -> CollectedFacts:
+def _with_vllm(
+    facts: CollectedFacts, said: tuple[VllmVerdict, ...], wanted: CheckOptions
+) -> CollectedFacts:
     """The facts with vLLM's verdicts, and with the memory that it planned."""
     context, missing = replace(facts.context, vllm=said), dict(facts.missing)
     if why := _refused_for_a_path(context, wanted):
@@ -359,17 +390,22 @@ def _installed(facts: CollectedFacts, wanted: CheckOptions) -> VllmToAsk | None:
 
 
 def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
-    """Why a refusal says nothing: it is for a path that only the machine of `--assume` has; or empty."""
+    """Why a refusal says nothing: it is for a path of the machine of `--assume`; or empty."""
     for name, value in context.profile.engine.items():
         refusals = (judged.refused or "" for judged in context.vllm)
-        if _is_elsewhere(value, context.profile, wanted) and any(str(value) in text for text in refusals):
-            return f"`{value}` (`engine.{name}`) is not on this machine, and `--assume` names another one"
+        if _is_elsewhere(value, context.profile, wanted) and any(
+            str(value) in text for text in refusals
+        ):
+            what = f"`{value}` (`engine.{name}`)"
+            return f"{what} is not on this machine, and `--assume` names another one"
     return ""
 
 
 def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
-    """The memory of each variant, or of the target alone. Raises FactError if the target does not say enough."""
-    blocks: dict[str, Speculation | None] = {variant.path: variant.block for variant in context.variants}
+    """The memory of each variant, or of the target alone. Raises FactError if it is not known."""
+    blocks: dict[str, Speculation | None] = {
+        variant.path: variant.block for variant in context.variants
+    }
     if context.profile.speculation is None:
         blocks["target"] = None
     found = {}
@@ -403,7 +439,11 @@ def memory_inputs_of(
 
 
 def _estimate(
-    context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
+    context: Context,
+    path: str,
+    block: Speculation | None,
+    target: ModelFacts,
+    draft: ModelFacts | None,
 ) -> MemoryEstimate:
     """The memory of one way to speculate: by vLLM if it planned the launch, else about."""
     from specserve.memory.estimate import by_vllm, estimate

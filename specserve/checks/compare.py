@@ -24,7 +24,7 @@ _Named = tuple[str, Profile, tuple[str, ...]]
 def both_sides(
     words: Sequence[str], alternative: str | None, *, running: Callable[[str], list[str] | None]
 ) -> tuple[Side, Side]:
-    """Both sides by the words that name them; an alternative (`baseline`: no speculation) derives B from A.
+    """Both sides by the words that name them; an alternative or `baseline` derives B from A.
 
     `running`: the command of a server of that name. Raises UsageError, ProfileError, FactError.
     """
@@ -44,7 +44,7 @@ def both_sides(
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of each side: a profile is one word, a command several; a second `--` may stand between them."""
+    """The words of each side: a profile is one word, a command several; `--` may part them."""
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
@@ -66,7 +66,9 @@ def _side(words: Sequence[str], running: Callable[[str], list[str] | None]) -> _
         return f"{name} (running)", profile, ignored
     if name.startswith(("http://", "https://")):
         hint = "write the server's command line after `--`"
-        raise UsageError(f"{quoted(name)} is a URL, which `specserve diff` does not accept", hint=hint)
+        raise UsageError(
+            f"{quoted(name)} is a URL, which `specserve diff` does not accept", hint=hint
+        )
     place = at_revision(name)
     try:
         profile = load_at(*place) if place else load_profile(name)
@@ -85,7 +87,9 @@ def _converted(words: Sequence[str]) -> _Named:
         raise
     errors = (item for item in findings if item.severity is Severity.ERROR)
     unread = (
-        item for item in errors if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
+        item
+        for item in errors
+        if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
     )
     if profile is None or any(unread):
         raise ProfileError("specserve cannot plan this command", findings=tuple(findings))

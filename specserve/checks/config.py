@@ -1,4 +1,4 @@
-"""What config.json says of a model, as vLLM reads it: heads, layers, classes; what it derives from them."""
+"""What config.json says of a model, as vLLM reads it: heads, layers, classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _HEADS = {
     "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
     "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
 }
-_ONE_CLASS = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
+_ONE_CLASS = {
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "dspark": "Qwen3DSparkModel",
+}
 _LIFTED = (
     "draft_vocab_size",
     "target_hidden_size",
@@ -94,7 +98,7 @@ def section(config: Config, key: str) -> Config:
 
 
 def stretches(config: Config) -> bool:
-    """Whether longer positions only need a longer table: vLLM then gives a head as many as its target has."""
+    """Whether longer positions only need a longer table: a head then gets as many as its target."""
     return only_sizes_cache(text_config(config))
 
 

@@ -1,4 +1,4 @@
-"""`doctor`: twelve checks of this host, whatever the profile. `up` asks the one of the compiler too.
+"""`doctor`: twelve checks of this host, whatever the profile. `up` asks that of the compiler too.
 
 Neither vLLM nor torch is imported, and no network is asked.
 """
@@ -32,7 +32,7 @@ State = Literal["ok", "note", "bad"]
 _GIB = 2**30
 _LITTLE_BYTES, _FULL_BYTES = 10 * _GIB, 64 * 2**20
 _LONGEST_SOCKET = 107 - len("/") - 36
-"""unix(7): 108 bytes with an end; vLLM adds a UUID. (utils/network_utils.py, get_open_zmq_ipc_path)"""
+"""unix(7): 108 bytes with an end; vLLM adds a UUID (`get_open_zmq_ipc_path`)."""
 _KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
 """What vLLM loads, by the best instructions of the CPU. (vllm/platforms/cpu.py, import_kernels)"""
 _BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -107,7 +107,9 @@ def _vllm(here: Here) -> Iterator[Line]:
         except UnknownVersion:
             is_known = False
         build = "CPU engine" if here.is_cpu else "for GPUs"
-        text = f"{found.version} ({found.distribution}), {build}, Python {platform.python_version()}"
+        text = (
+            f"{found.version} ({found.distribution}), {build}, Python {platform.python_version()}"
+        )
         known = f"this specserve knows {', '.join(known_versions())}"
         yield ok(text) if is_known else note(f"{text}; {known}", "see vLLM's release notes")
 
@@ -135,7 +137,9 @@ def _driver(here: Here) -> Iterator[Line]:
         absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         if error.value not in absent:
             say = bad if here.wants_gpus else note
-            yield say(f"does not answer: {error}", "restart the host, or reload the driver's module")
+            yield say(
+                f"does not answer: {error}", "restart the host, or reload the driver's module"
+            )
         return
     text = f"{version}, runs CUDA up to {cuda[0]}.{cuda[1]}"
     needed = (here.torch or {}).get("cuda", "0")
@@ -197,7 +201,9 @@ def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
     (vllm/platforms/cpu.py 0.29, `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`)
     """
     kwargs = plan.engine_kwargs
-    is_off = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
+    is_off = (
+        any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
+    )
     is_off = is_off or any(name in plan.env for name in _NOT_COMPILED_ENV)
     return plan.platform == "cpu" and host.compiler is None and not is_off
 
@@ -226,7 +232,10 @@ def _memory(here: Here) -> Iterator[Line]:
 def _folders(here: Here) -> Iterator[Line]:
     environ, cache = here.environ, hub_cache(here.environ)
     free, trouble = _look(cache)
-    text, fix = f"{gib(free)} free for models in {cache}", "set HF_HOME to a folder on a larger disk"
+    text, fix = (
+        f"{gib(free)} free for models in {cache}",
+        "set HF_HOME to a folder on a larger disk",
+    )
     if trouble:
         yield (note if is_offline(environ) else bad)(f"{cache}: {trouble}", fix)
     else:
@@ -291,8 +300,12 @@ class Check:
 
 
 CHECKS = (
-    Check("vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, for the CPU `make setup`"),
-    Check("torch", _torch, "`pip install --force-reinstall vllm` brings the torch it was built with"),
+    Check(
+        "vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, for the CPU `make setup`"
+    ),
+    Check(
+        "torch", _torch, "`pip install --force-reinstall vllm` brings the torch it was built with"
+    ),
     Check("driver", _driver, "update it, or install a vLLM that is built for an older CUDA"),
     Check("GPU", _gpu, "`nvidia-smi` must list them; in a container: `docker run --gpus all`"),
     Check("CPU", _cpu, "use one with AVX2; in a virtual machine, pass the host's CPU through"),

@@ -1,8 +1,8 @@
 """Asks vLLM's own code about launches, for GPUs that need not be there: a child process answers.
 
 The child is `engine/oracle.py`. It gets the exact command line, with each model as a folder that
-holds its config.json alone, and what safetensors headers say: no code of a model runs, and no weight
-is read. Answers are kept by configuration, version and GPU.
+holds its config.json alone, and what safetensors headers say: no code of a model runs, and no
+weight is read. Answers are kept by configuration, version and GPU.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def _unpacked(wheel: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             items = [item for item in archive.infolist() if item.filename.endswith(_KEPT)]
             if sum(item.file_size for item in items) > _MOST_BYTES:
-                raise FactError(f"{wheel} contains more than {_MOST_BYTES >> 30} GiB of Python files")
+                raise FactError(
+                    f"{wheel} contains more than {_MOST_BYTES >> 30} GiB of Python files"
+                )
             digest = hashlib.sha256(repr([(item.filename, item.CRC) for item in items]).encode())
             folder = fact_cache() / "wheels" / f"{wheel.stem}-{digest.hexdigest()[:12]}"
             if not folder.is_dir():
@@ -199,7 +201,9 @@ def ask(
             answers |= said
         except FactError as error:
             answers |= {file: {"not_judged": error.message} for file in requests}
-    return tuple(_read(answers[file], question) for file, question in zip(files, questions, strict=True))
+    return tuple(
+        _read(answers[file], question) for file, question in zip(files, questions, strict=True)
+    )
 
 
 def _read(answer: Mapping[str, Any], question: VllmQuestion) -> VllmVerdict:

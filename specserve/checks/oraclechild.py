@@ -159,7 +159,9 @@ class OracleChild:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
         if "Failed to infer device type" in last:  # vllm/config/device.py, 0.26-0.33
-            return "this vLLM is not for the platform of the profile; `--assume` names another machine"
+            return (
+                "this vLLM is not for the platform of the profile; `--assume` names another machine"
+            )
         return last[:300]
 
 

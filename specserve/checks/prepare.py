@@ -56,15 +56,17 @@ def prepare(
         _run_rules(planned.written, options, notices, **here)
     if options.check and options.starts and planned.host and lacks_compiler(plan, planned.host):
         text = "vLLM would compile the model on this machine, which has no C++ compiler"
-        hint = "install g++, or write `enforce_eager: true` under `engine`; `--no-check` starts it anyway"
-        raise ProfileError(f"{profile.span('engine.enforce_eager')}: {text}", hint=hint, exit_code=1)
+        hint = "install g++, or write `enforce_eager: true` under `engine`; `--no-check` starts it"
+        raise ProfileError(
+            f"{profile.span('engine.enforce_eager')}: {text}", hint=hint, exit_code=1
+        )
     return planned.profile, plan
 
 
 def plan_and_check(
     path: str, options: LaunchOptions = _AS_WRITTEN, *, notices: Notices
 ) -> tuple[Profile, LaunchPlan]:
-    """What `prepare` makes; if it is to start and to be checked, models, memory and machine were judged too."""
+    """What `prepare` makes; before a start, models, memory and machine were judged too."""
     profile, plan = prepare(path, options, notices=notices)
     if options.check and options.starts:
         check_launch(path, options, offline="HF_HUB_OFFLINE" in plan.env, notices=notices)
@@ -85,14 +87,18 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
     from specserve.checks.run import run_rules_on_profile
 
     # a start is judged with its models afterwards: else what their names tell is told now
-    needs: tuple[Need, ...] = ("nothing", "host") if options.starts else ("nothing", "host", "models")
+    needs: tuple[Need, ...] = (
+        ("nothing", "host") if options.starts else ("nothing", "host", "models")
+    )
     found = run_rules_on_profile(profile, here=options.starts, needs=needs, **here).findings
     # an alternative that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)
 
 
-def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions, notices: Notices) -> None:
+def refuse_errors(
+    findings: Iterable[Finding], file: str, options: LaunchOptions, notices: Notices
+) -> None:
     """Raises ProfileError if one of the findings is an error; else shows the warnings."""
     from specserve.checks.run import can_be_passed
 
@@ -101,7 +107,9 @@ def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions
     if errors:
         message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
         hint = (
-            "`specserve up --no-check` starts it anyway" if options.starts and can_be_passed(found) else None
+            "`specserve up --no-check` starts it anyway"
+            if options.starts and can_be_passed(found)
+            else None
         )
         raise ProfileError(message, findings=found, hint=hint, exit_code=1)
     if warnings := [item for item in found if item.severity is Severity.WARNING]:
@@ -153,7 +161,11 @@ def _command(path: str) -> list[str] | None:
 def _finding(content: dict[str, Any]) -> Finding:
     """A finding that came as JSON."""
     related = tuple(Related(Span(**item["span"]), item["label"]) for item in content["related"])
-    typed = {"severity": Severity(content["severity"]), "span": Span(**content["span"]), "related": related}
+    typed = {
+        "severity": Severity(content["severity"]),
+        "span": Span(**content["span"]),
+        "related": related,
+    }
     return Finding(**{**content, **typed, "notes": tuple(content["notes"])})
 
 
@@ -194,19 +206,22 @@ def _checked(request: dict[str, Any], lines: JsonLines) -> tuple[list[Finding], 
         if cost and not cost.is_little:
             lines.write({"say": f"the draft costs {cost}"})
     broken = [item.finding(profile) for item in known.unread]
-    missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
+    missing = [
+        item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None
+    ]
     found = run_rules(known.context, problems=filter(None, broken), needs=("models", "hardware"))
     return found.findings, missing
 
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
-    """Raises ProfileError if the server would listen beyond loopback without a key; `insecure`: warns instead."""
+    """Raises ProfileError for a server beyond loopback without a key; `insecure`: warns instead."""
     from specserve.checks.rules.serving import is_open
 
     if profile.server.api_key_env or not is_open(profile):
         return
     host = quoted(profile.server.host)
-    text = f"the server listens on {host} without an API key: anyone who can reach it can use the model"
+    text = f"the server listens on {host} without an API key"
+    text += ": anyone who can reach it can use the model"
     if insecure:
         notices.warn(text)
         return
@@ -214,7 +229,7 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
         f"{profile.span('server.host')}: {text}",
         exit_code=1,
         hint=(
-            "set `server.api_key_env` to the name of a variable (a key guards /v1 and similar paths; "
+            "set `server.api_key_env` to the name of a variable (a key guards /v1 and the like; "
             "/metrics, /health and /invocations stay open), or pass `--insecure`"
         ),
     )

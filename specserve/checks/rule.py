@@ -1,4 +1,4 @@
-"""What a rule is: a function that looks at a profile and yields violations; its docstring is its page."""
+"""What a rule is: a function that yields a profile's violations; its docstring is its page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Violations = Iterator[Violation]
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first."""
+    """What a rule may look at. `versions`: the known minors in the range, oldest first."""
 
     profile: Profile
     versions: tuple[str, ...]
@@ -107,8 +107,10 @@ class Context:
         return [version for version in self.target_versions if holds(registry(version), *arguments)]
 
     def only_in_older(self, found: Sequence[str]) -> bool:
-        """Whether nobody asked for the versions found: no range, not the newest, nor the one here."""
-        own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
+        """Whether nobody asked for these versions: no range, not the newest, nor the one here."""
+        own = [
+            version for version in found if self.plan and minor(version) == minor(self.plan.vllm)
+        ]
         return self.profile.vllm is None and self.target_versions[-1] not in found and not own
 
     @property
@@ -138,14 +140,14 @@ class Context:
 
     @cached_property
     def target_config(self) -> Config | None:
-        """The target's config.json with the profile's `hf_overrides` on it; None if those cannot be applied."""
+        """The target's config.json with `hf_overrides` on it; None if those cannot be applied."""
         overrides = self.engine.get("hf_overrides")
         if self.target is None or not isinstance(overrides, Mapping | None):
             return None
         return {**self.target.config, **overrides} if overrides else self.target.config
 
     def models(self) -> Iterator[tuple[str, Config]]:
-        """The target's and each draft model's config.json, with the dotted path that names the model."""
+        """The config.json of the target and of each draft, with the path that names the model."""
         if self.target_config is not None:
             yield "target.model", self.target_config
         for variant in self.variants:
@@ -153,8 +155,12 @@ class Context:
                 yield variant.at("model"), variant.config
 
     def length(self, config: Config | None) -> Length | None:
-        """The context that the newest target version derives; None if config.json does not show it."""
-        return None if config is None else context_length(text_config(config), self.target_versions[-1])
+        """The context that the newest target version derives from a config.json."""
+        return (
+            None
+            if config is None
+            else context_length(text_config(config), self.target_versions[-1])
+        )
 
     @cached_property
     def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
@@ -233,12 +239,13 @@ class Variant:
         }
 
     def versions_on(self, runner: Literal["V1", "V2"], *, by_target: bool = False) -> list[str]:
-        """The target versions that serve it with this runner. `by_target`: its config.json counts."""
+        """The target versions that serve it with this runner. `by_target`: its config counts."""
         target, taken = self.ctx.target if by_target else None, self.runners
         if target:
             profile, config = self.ctx.profile, target.config
             taken = {
-                v: choice(profile, self.block, version=v, config=config) for v in self.ctx.target_versions
+                v: choice(profile, self.block, version=v, config=config)
+                for v in self.ctx.target_versions
             }
         return [version for version, found in taken.items() if found and found.runner == runner]
 
@@ -253,12 +260,15 @@ def count(value: Any) -> int | None:
 def choice(
     profile: Profile, block: Speculation, *, version: str, config: Config | None = None
 ) -> RunnerChoice | None:
-    """The runner that vLLM would take; None if the target's config.json decides and is not given."""
+    """The runner that vLLM would take; None if an unknown config.json of the target decides."""
     hardware = profile.hardware
     is_cpu = hardware is not None and (hardware.accelerator or "").lower() == "cpu"
     return which_runner(
         version,
-        arguments={**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size},
+        arguments={
+            **profile.engine,
+            "pipeline_parallel_size": profile.target.pipeline_parallel_size,
+        },
         speculation={**block.keys, "method": block.method},
         env=profile.env,
         platform="cpu" if is_cpu else "cuda",
@@ -290,7 +300,12 @@ class Rule(NamedTuple):
 
 
 def rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, in_lint: bool = False
+    code: str,
+    severity: Severity,
+    *,
+    needs: Need = "nothing",
+    policy: bool = False,
+    in_lint: bool = False,
 ) -> Callable[[Callable[[Context], Iterable[Violation]]], Rule]:
     """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
     return lambda check: Rule(code, severity, check, needs, policy, in_lint)

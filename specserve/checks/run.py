@@ -51,7 +51,9 @@ class RuleRun(NamedTuple):
     """The codes of the rules that an unreadable value stopped."""
 
 
-def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bool = True) -> Report:
+def lint(
+    paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bool = True
+) -> Report:
     """The static rules over profiles, each against every known vLLM minor in its range.
 
     `fingerprints`: whether the verdicts have them; only JSON shows them.
@@ -91,7 +93,9 @@ def verdict_of(findings: list[Finding]) -> str:
 
 def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
     """The name and the fingerprint; None for a profile that cannot be launched as it is written."""
-    return (None, None) if verdict_of(findings) == "invalid" else (profile.name, fingerprint(profile))
+    return (
+        (None, None) if verdict_of(findings) == "invalid" else (profile.name, fingerprint(profile))
+    )
 
 
 def run_rules_on_profile(
@@ -103,7 +107,7 @@ def run_rules_on_profile(
     here: bool = False,
     needs: Collection[Need] | None = None,
 ) -> RuleRun:
-    """What the rules find that look at no model, and with a plan and a host those about this machine.
+    """What the rules find that look at no model, and with plan and host those about this machine.
 
     `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
     """
@@ -112,7 +116,7 @@ def run_rules_on_profile(
 
 
 def context_of(profile: Profile, *, here: bool = False) -> Context:
-    """What a rule may look at if no model was read. `here`: the installed vLLM is judged as well."""
+    """What a rule may look at without models. `here`: the installed vLLM is judged as well."""
     try:
         versions: Any = judged_versions(profile.vllm, here=here)
     except UnreadableValue:
@@ -161,7 +165,9 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
 def can_be_passed(findings: Iterable[Finding]) -> bool:
     """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate."""
     passable = {rule.code for rule in all_rules() if rule.policy or rule.needs == "hardware"}
-    return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
+    return all(
+        finding.code in passable for finding in findings if finding.severity is Severity.ERROR
+    )
 
 
 def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
@@ -170,7 +176,11 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
     if found.versions:
         known = context.target_versions
         if len(found.versions) < len(known):
-            words = "the profile's range allows" if profile.vllm else "the profile names no range; judged for"
+            words = (
+                "the profile's range allows"
+                if profile.vllm
+                else "the profile names no range; judged for"
+            )
             which = ", ".join(found.versions)
             notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
         if severity is Severity.ERROR and context.only_in_older(found.versions):
@@ -191,8 +201,10 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
-    """Without what vLLM says about a value of which a rule says as much: a rule also knows the way out."""
-    by_vllm = [each for each in findings if each.code.startswith(_BY_VLLM) and each.code != _REFUSED]
+    """Without what vLLM says about a value of which a rule says as much, with a way out."""
+    by_vllm = [
+        each for each in findings if each.code.startswith(_BY_VLLM) and each.code != _REFUSED
+    ]
     worst: dict[Span, int] = {}
     for finding in findings if by_vllm else ():
         if finding not in by_vllm:
@@ -202,18 +214,20 @@ def _without_repeats(findings: list[Finding]) -> list[Finding]:
 
 
 def _in_command(finding: Finding) -> Finding:
-    """A finding about a raw command: policy is a warning there, and a command line has no place for a comment."""
+    """A finding about a raw command, which has no place for comments: policy is a warning there."""
     is_softer = finding.policy and finding.severity is Severity.ERROR
     ways = [way for way in (finding.help or "").split("; ") if "# specserve: ignore" not in way]
     severity = Severity.WARNING if is_softer else finding.severity
     return replace(finding, severity=severity, help="; ".join(ways) or None)
 
 
-def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tuple[list[Finding], int]:
-    """The findings that no comment hides, a warning for each comment that hides nothing, and how many are hidden.
+def _suppressed(
+    findings: list[Finding], profile: Profile, ran: set[str]
+) -> tuple[list[Finding], int]:
+    """The findings that no comment hides, warnings of idle comments, and how many are hidden.
 
-    Comments of parents hide too, and are never called unused: another child may need them; nor are those for
-    rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
+    Comments of parents hide too, and are never called unused: another child may need them; nor are
+    those for rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
     """
     own, comments = _comments(profile.file), dict[tuple[str, int, str], Span]()
     for parent in sorted({span.file for span in profile.spans.values()} - {profile.file}):
@@ -230,7 +244,9 @@ def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tup
             kept.append(finding)
     hidden = len(findings) - len(kept)
     idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own.keys() - used else set()
-    kept += [_unused(key[2], span) for key, span in own.items() if key not in used and key[2] not in idle]
+    kept += [
+        _unused(key[2], span) for key, span in own.items() if key not in used and key[2] not in idle
+    ]
     return kept, hidden
 
 
