@@ -81,8 +81,8 @@ installed: $(if $(TOGETHER),unit) # asks the installed vLLM without starting it
 engine:
 	$(PYTEST) -m "engine and not soak" --durations=15
 
-vllm: dev ## every known vLLM: tables, facts, quoted sources, tests; VLLM=folder: wheels there (default: downloaded)
-	$(BIN)/python scripts/update_vllm.py --check --tests --known $(or $(VLLM),build/vllm)
+vllm: dev ## every known vLLM: tables, facts, quoted sources; VLLM=wheels (default: downloaded)
+	$(BIN)/python scripts/update_vllm.py --check $(VLLM)
 
 # The floors as constraints: pip fails if they do not resolve together. Warnings of old libraries are no failures here.
 versions: python ## the CLI's tests with the lowest and with the newest libraries that pyproject.toml allows

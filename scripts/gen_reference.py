@@ -11,7 +11,7 @@ from typing import Any
 
 from specserve.cli.commands import COMMANDS, LazyGroup
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, WORDS, Key
+from specserve.vllm.speculation import EVERY_KEY, METHODS, WORDS, Key
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _WRITTEN = "<!-- Written by scripts/gen_reference.py: change what it reads, then run it. -->"
@@ -147,10 +147,12 @@ def profile_page() -> str:
     for name, section in [*SECTIONS.items(), ("expect", Expectation)]:
         lines += ["", f"## `{name}`", "", _ABOUT[name], "", *_table(keys_of(section)), "", *_example(name)]
     lines += ["", _SPECULATION]
-    shared = set.intersection(*(set(keys) for keys in METHODS.values()))
-    with_draft = set.intersection(*(set(METHODS[name]) for name in NEEDS_MODEL)) - shared
-    for method, keys in METHODS.items():
-        needs = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
+    shared = set.intersection(*(set(known.keys) for known in METHODS.values()))
+    with_draft = (
+        set.intersection(*(set(known.keys) for known in METHODS.values() if known.draft != "text")) - shared
+    )
+    for method, known in METHODS.items():
+        needs, keys = known.needs, known.keys
         own = [name for name in keys if name not in shared | with_draft]
         if with_draft <= set(keys):
             own.insert(0, "those of a draft")
@@ -158,7 +160,7 @@ def profile_page() -> str:
         lines.append(
             f"| `{method}` | {', '.join(f'`{name}`' for name in needs) or 'nothing more'} | {words or 'none'} |"
         )
-    every = {name: key for keys in METHODS.values() for name, key in keys.items()}
+    every = EVERY_KEY
     for title, names in (
         ("Keys of every method", shared),
         ("Keys of a draft", with_draft),

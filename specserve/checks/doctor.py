@@ -25,7 +25,7 @@ from specserve.hardware.accelerators import Accelerator, gpus, selected, this_cp
 from specserve.models.hub import hub_cache, is_offline
 from specserve.plan.host import PLUGIN, Host, this_host
 from specserve.plan.launchplan import LaunchPlan
-from specserve.vllm.versions import Installed, UnknownVersion, installed, known_versions, table
+from specserve.vllm.versions import Installed, installed, known_versions, table
 
 State = Literal["ok", "note", "bad"]
 """bad: breaks a launch, or what it serves is wrong. note: worth acting on; a launch goes anyway."""
@@ -102,10 +102,7 @@ def _vllm(here: Here) -> Iterator[Line]:
     elif found is None:
         yield bad(f"not installed in {sys.executable}: nothing can be launched here")
     else:
-        try:
-            is_known = table(found.version).exact
-        except UnknownVersion:
-            is_known = False
+        is_known = table(found.version).exact
         build = "CPU engine" if here.is_cpu else "for GPUs"
         text = (
             f"{found.version} ({found.distribution}), {build}, Python {platform.python_version()}"

@@ -24,8 +24,8 @@ from specserve.errors import FactError
 from specserve.files import write_whole
 from specserve.models.hub import fact_cache
 from specserve.vllm import versions
-from specserve.vllm.arguments import VllmTable, loads
-from specserve.vllm.versions import Installed, Vllm, is_newer, table
+from specserve.vllm.arguments import VllmTable, table_of
+from specserve.vllm.versions import Installed, Vllm, table
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
@@ -193,13 +193,13 @@ def changed_at(folder: Path) -> str:
 
 @lru_cache
 def installed_table(found: Installed) -> VllmTable:
-    """The table of an installed vLLM. Raises UnknownVersion if it is too old.
+    """The table of an installed vLLM.
 
-    A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its
-    answer is kept. If it gives none, the newest shipped table serves, marked as not exact.
+    A vLLM without a shipped table is asked once, in a child of about 10 s, and its answer is kept.
+    If it gives none, the nearest shipped table serves, marked as not exact.
     """
-    asked = ask_installed(found, command=CHILD) if is_newer(found.version) else None
-    return asked or table(found.version)
+    known = table(found.version)
+    return known if known.exact else ask_installed(found, command=CHILD) or known
 
 
 def installed_vllm() -> Vllm | None:
@@ -213,7 +213,6 @@ def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTa
     changed = changed_at(found.package / "engine")
     file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
     gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
-    known = {"version": found.version, "distribution": found.distribution}
     for answer in (kept_answer(file), None):
         try:
             said = answer
@@ -221,7 +220,7 @@ def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTa
                 with OracleChild([*command, *gpu]) as child:
                     ((_, asked),) = child.answers([{"accepted": True}])
                     said = asked["accepted"]
-            read = loads(json.dumps({**said, **known}))
+            read = table_of(said, version=found.version, distribution=found.distribution)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
             continue
         if answer is None:

@@ -15,7 +15,8 @@ from specserve.vllm.arguments import human_int
 from specserve.vllm.fact import Fact, minor
 from specserve.vllm.limits import Length, context_length
 from specserve.vllm.registry import registry
-from specserve.vllm.runner import RunnerChoice, env_switch, which_runner
+from specserve.vllm.runner import env_switch, which_runner
+from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Variant:
     @property
     def facts(self) -> ModelFacts | None:
         """The facts of what drafts: its own model, or the target with its further layers."""
-        own_layers = self.model is None and self.method in ("mtp", "dspark")
+        own_layers = self.model is None and METHODS[self.method].in_target
         return self.ctx.target if own_layers else self.draft if self.model is not None else None
 
     @cached_property
@@ -230,24 +231,10 @@ class Variant:
         """The memory of a launch that speculates in this way."""
         return self.ctx.memory.get(self.path)
 
-    @cached_property
-    def runners(self) -> dict[str, RunnerChoice | None]:
-        """The model runner of each target version, by the profile alone."""
-        return {
-            version: choice(self.ctx.profile, self.block, version=version)
-            for version in self.ctx.target_versions
-        }
-
-    def versions_on(self, runner: Literal["V1", "V2"], *, by_target: bool = False) -> list[str]:
-        """The target versions that serve it with this runner. `by_target`: its config counts."""
-        target, taken = self.ctx.target if by_target else None, self.runners
-        if target:
-            profile, config = self.ctx.profile, target.config
-            taken = {
-                v: choice(profile, self.block, version=v, config=config)
-                for v in self.ctx.target_versions
-            }
-        return [version for version, found in taken.items() if found and found.runner == runner]
+    def versions_on(self, runner: Literal["V1", "V2"]) -> list[str]:
+        """The target versions that serve it with this runner."""
+        profile, block, versions = self.ctx.profile, self.block, self.ctx.target_versions
+        return [each for each in versions if choice(profile, block, version=each) == runner]
 
 
 def count(value: Any) -> int | None:
@@ -257,10 +244,8 @@ def count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def choice(
-    profile: Profile, block: Speculation, *, version: str, config: Config | None = None
-) -> RunnerChoice | None:
-    """The runner that vLLM would take; None if an unknown config.json of the target decides."""
+def choice(profile: Profile, block: Speculation, *, version: str) -> Literal["V1", "V2"]:
+    """The runner that vLLM would take."""
     hardware = profile.hardware
     is_cpu = hardware is not None and (hardware.accelerator or "").lower() == "cpu"
     return which_runner(
@@ -272,7 +257,6 @@ def choice(
         speculation={**block.keys, "method": block.method},
         env=profile.env,
         platform="cpu" if is_cpu else "cuda",
-        config=config,
     )
 
 

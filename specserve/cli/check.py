@@ -148,8 +148,7 @@ def _known_version(version: str) -> str:
 
     known = table(version)
     if not known.exact:
-        newer = f"vLLM {escaped(version)} is newer than every version that specserve knows"
-        say(f"{newer}, so it is judged as {known.minor}")
+        say(f"specserve does not know vLLM {escaped(version)}, so it is judged as {known.minor}")
     return known.minor
 
 

@@ -32,7 +32,7 @@ from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable
-from specserve.vllm.speculation import METHODS, Key, retyped
+from specserve.vllm.speculation import EVERY_KEY, METHODS, Key, retyped
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 
 _LAUNCH = ("plan", "up", "render")
@@ -188,7 +188,6 @@ SECRETS = (API_KEY, "hf_token")
 _NGRAM = ("ngram", "[ngram]")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
-_EVERY = frozenset(key for keys in METHODS.values() for key in keys)
 
 
 Sections = dict[str, dict[str, Node]]
@@ -287,10 +286,11 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
         found.append(
             finding("SD006", message, keys["method"].span, severity=Severity.WARNING, help=f"write `{name}`")
         )
-    if name in ("ngram", "ngram_gpu", "suffix") and model in _NGRAM:
+    method = METHODS.get(name or "")
+    if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
-    takes = METHODS.get(name or "", {})
-    for key in [key for key in keys if takes and key not in takes and key in _EVERY]:
+    takes = method.keys if method else {}
+    for key in [key for key in keys if takes and key not in takes and key in EVERY_KEY]:
         node = keys.pop(key)
         message = f"`{key}` has no effect with `{name}`"
         found.append(

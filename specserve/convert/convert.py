@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.arguments import VllmTable
-from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
+from specserve.vllm.versions import first_like_newest, judged_versions, newest, table
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
@@ -279,11 +278,10 @@ def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str 
         text = f"the image {name} is left out: a profile is for vLLM"
     elif tag:
         major, minor = int(tag[1]), int(tag[2])
-        with suppress(UnknownVersion):
-            found = table(f"{major}.{minor}")
-            if found.exact:
-                notes.append(Note("vllm", f"from the image {name}", image.span.line))
-                return found, f">={major}.{minor},<{major}.{minor + 1}"
+        found = table(f"{major}.{minor}")
+        if found.exact:
+            notes.append(Note("vllm", f"from the image {name}", image.span.line))
+            return found, f">={major}.{minor},<{major}.{minor + 1}"
         known = ", ".join(judged_versions(None))
         text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM {known}"
     notes.append(Note("", text, image.span.line))

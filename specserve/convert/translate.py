@@ -15,6 +15,7 @@ from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
+from specserve.vllm.speculation import REMOVED
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, argument_names
 
 _DEFAULT_K = 3
@@ -135,11 +136,6 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
 
 _UNTAKEN = object()
 """What has no counterpart today."""
-_GONE = {
-    "medusa": "is gone from vLLM",
-    "mlp_speculator": "is gone from vLLM",
-    "extract_hidden_states": "extracts hidden states and does not speculate",
-}
 
 
 @dataclass(slots=True)
@@ -318,7 +314,7 @@ def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, ol
         keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
         text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"
         notes.append(Note("speculation.method", text, line))
-    gone = f"the method `{method}` {_GONE[method]}" if method and method in _GONE else ""
+    gone = f"`{method}` is not a method of speculation: {REMOVED[method]}" if method in REMOVED else ""
     if count and count.value == 0 and not isinstance(count.value, bool):
         gone = "`num_speculative_tokens` is 0"
     if gone:

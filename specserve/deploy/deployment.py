@@ -16,8 +16,7 @@ from specserve.plan.nodes import LaunchNode, node_count, on_node
 from specserve.plan.uses import Mount, contained, model_uses
 from specserve.profile.schema import Profile, Server, world_size
 from specserve.profile.writer import Commented
-from specserve.vllm.facts import READ
-from specserve.vllm.versions import table
+from specserve.vllm.versions import known_versions, table
 
 MODELS = "/models"
 """Where a container finds the folders and files that the profile names by a path: its working folder."""
@@ -93,7 +92,7 @@ def official(version: str, *, platform: str, reference: str | None = None) -> Im
     Raises UsageError for a text that is not an image.
     """
     if reference is not None and not _REFERENCE.fullmatch(reference):
-        hint = f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
+        hint = f"write it like `vllm/vllm-openai:v{known_versions()[-1]}.0@sha256:…`"
         raise UsageError(f"`{reference}` is not a valid image reference", hint=hint)
     if platform == "cpu":
         name = reference or f"vllm/vllm-openai-cpu:v{release(version)}"

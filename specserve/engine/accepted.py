@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import enum
 import json
+import re
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +16,9 @@ from typing import Any
 _INTERNAL = {"ModelConfig", "ParallelConfig"}  # vLLM fills these keys of `speculative_config` itself
 _WRAPPERS = {"_optional_type", "_parse_type"}
 _SCALARS = {int: "int", float: "float", str: "str"}
+_SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+_DEEPEST = 3
+"""Mappings in mappings: `compilation_config.pass_config` is two deep."""
 
 
 def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -31,23 +36,125 @@ def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
     options = {action.dest: argument(action) for action in serve._actions if action.option_strings}
     options.pop("help", None)
     fields = dataclasses.fields(AsyncEngineArgs)
-    keywords = [field.name for field in fields if not field.name.startswith("_")]
-    engine: dict[str, Any] = {name: {"flag": None, "kind": "other"} for name in keywords}
+    engine: dict[str, Any] = {
+        field.name: {"flag": None, "kind": _kind(field.type)}
+        for field in fields
+        if not field.name.startswith("_")
+    }
     engine |= {name: entry for name, entry in options.items() if name in own}
+    frontend = {name: entry for name, entry in options.items() if name not in own}
     keys = _of_class(get_kwargs(speculative.SpeculativeConfig))
+    speculation = {
+        name: {**entry, "form": "value", "negatable": False, "human_int": False} for name, entry in keys
+    }
+    _add_limits(engine)
+    _add_values(engine, frontend, speculation)
     methods, mtp = _values(speculative.SpeculativeMethod), _values(speculative.MTPModelTypes)
     return {
         "version": vllm.__version__,
-        "distribution": "vllm",
-        "files": [],
         "inverse_flags": hasattr(argparse_utils, "EnableDisableAction"),
         "engine": engine,
-        "frontend": {name: entry for name, entry in options.items() if name not in own},
-        "speculation": {name: {**entry, "form": "value", "negatable": False} for name, entry in keys},
+        "frontend": frontend,
+        "speculation": speculation,
         "methods": sorted(methods - mtp | {"mtp"}),
-        "method_aliases": sorted(mtp - {"mtp"}),
         "env": sorted(envs.environment_variables),
     }
+
+
+def _kind(hint: Any) -> str:
+    """The kind of a keyword that only Python has."""
+    plain = _only(hint)
+    return "dict" if dataclasses.is_dataclass(plain) else {**_SCALARS, bool: "bool"}.get(plain, "other")
+
+
+def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
+    """What vLLM's configuration classes, which pydantic validates, refuse beyond the type of an argument."""
+    from vllm.engine import arg_utils
+
+    bounds: dict[str, list[str]] = {}
+    for config in vars(arg_utils).values():
+        for name, field in getattr(config, "__pydantic_fields__", {}).items():
+            found = [
+                f"{sign} {getattr(item, attribute)}"
+                for item in field.metadata
+                for attribute, sign in _SIGNS
+                if getattr(item, attribute, None) is not None
+            ]
+            # of two classes with a field of one name, only what both say counts
+            bounds[name] = [limit for limit in found if limit in bounds.get(name, found)]
+    messages = [text for name, text in vars(arg_utils).items() if name.endswith("_DEPRECATION_MESSAGE")]
+    for field in dataclasses.fields(arg_utils.AsyncEngineArgs):
+        entry = engine.get(field.name, {})
+        if entry.get("kind") in ("int", "float"):
+            entry["bounds"] = bounds.get(field.name, [])
+        elif entry.get("kind") == "dict":
+            entry["keys"], entry["inner_choices"] = _keys(field.type)
+        for text in messages:
+            flag = re.search(r"--[a-z0-9-]+", text)
+            if flag and flag[0] == entry.get("flag"):
+                entry["deprecated"] = text
+
+
+def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
+    """The keys that a mapping for a configuration class may have, inner ones dotted, and `key=one|other` for texts.
+
+    Nothing where vLLM may take more than these.
+    """
+    config = _only(hint)
+    fields = getattr(config, "__pydantic_fields__", None)
+    if fields is None or depth >= _DEEPEST or config.__bases__ != (object,):
+        return [], []
+    rewrites = [item.info.mode for item in config.__pydantic_decorators__.model_validators.values()]
+    if config.__pydantic_config__.get("extra") != "forbid" or "before" in rewrites:
+        return [], []
+    keys, choices = [], []
+    for name, field in fields.items():
+        if name.startswith("_"):
+            continue
+        kind = _only(field.annotation)
+        inner, more = _keys(field.annotation, depth + 1)
+        keys += [name, *(f"{name}.{key}" for key in inner)]
+        choices += [f"{name}.{item}" for item in more]
+        texts: list[Any] = []
+        if typing.get_origin(kind) is typing.Literal:
+            texts = sorted(_values(kind)) if all(isinstance(x, str) for x in typing.get_args(kind)) else []
+        elif isinstance(kind, enum.EnumMeta) and enum.Enum in kind.__bases__:
+            texts = sorted(kind.__members__)
+        choices += [f"{name}={'|'.join(texts)}"] if texts else []
+    return sorted(keys), sorted(choices)
+
+
+def _only(hint: Any) -> Any:
+    """The type of a hint that is one type or None; None for a union of several."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _only(typing.get_args(hint)[0])
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    rest = [item for item in typing.get_args(hint) if item is not type(None)]
+    return _only(rest[0]) if len(rest) == 1 else None
+
+
+def _add_values(*sections: dict[str, dict[str, Any]]) -> None:
+    """The values of arguments that vLLM looks up in a list of its own: where a plug-in may add some, `known`."""
+    from vllm import reasoning, tool_parsers
+    from vllm.config.cache import CacheDType
+    from vllm.model_executor.layers.quantization import QuantizationMethods
+    from vllm.model_executor.model_loader import LoadFormats
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    known = {
+        "kv_cache_dtype": _values(CacheDType),
+        "load_format": _values(LoadFormats),
+        "quantization": _values(QuantizationMethods),
+        "reasoning_parser": set(reasoning._REASONING_PARSERS_TO_REGISTER),
+        "tool_call_parser": set(tool_parsers._TOOL_PARSERS_TO_REGISTER),
+    }
+    for section in sections:
+        for name, entry in section.items():
+            if name in known and not entry.get("choices"):
+                entry["known"] = sorted(known[name])
+            elif name == "attention_backend":
+                entry["choices"] = [*sorted(AttentionBackendEnum.__members__), "auto"]
 
 
 def _of_class(given: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

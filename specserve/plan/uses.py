@@ -12,7 +12,7 @@ from specserve.errors import ModelNotFound, NotCached
 from specserve.models.hub import ModelDownload, hub_cache, is_offline, plan_download, read_from_hub
 from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
-from specserve.vllm.speculation import OWN_LAYERS
+from specserve.vllm.speculation import METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def draft_use(profile: Profile, block: Speculation, *, path: str) -> ModelUse | 
     revision = None if revision is None else str(revision)
     if block.model and block.method != "custom_class":
         return ModelUse(f"{path}.model", block.model, revision)
-    if block.method in OWN_LAYERS:
+    if METHODS[block.method].in_target:
         return ModelUse(f"{path}.method", profile.target.model, revision)
     return None
 

@@ -12,7 +12,7 @@ from typing import Any
 from specserve.diagnostics import Span
 from specserve.vllm.arguments import canonical, human_int
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, OWN_LAYERS, PERCENTILES, Key, Kind
+from specserve.vllm.speculation import EVERY_KEY, METHODS, PERCENTILES, Key, Kind
 
 SCHEMA = 1
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -292,7 +292,7 @@ def _models(profile: Profile) -> dict[str, Any]:
         engine.pop("tokenizer_revision", None)
     if keys is not None:
         draft = _identity(profile, keys.get("model") or profile.target.model, keys.get("revision"))
-        if draft and (keys.get("model") or keys["method"] in OWN_LAYERS):
+        if draft and (keys.get("model") or METHODS[keys["method"]].in_target):
             keys |= {"model": draft, "revision": None}
     if own:
         target = replace(target, model=own, revision=None)
@@ -354,15 +354,13 @@ def json_schema() -> dict[str, Any]:
 def _speculation() -> dict[str, Any]:
     """A block: its keys are judged by its method; a child's block may leave the method to its parent."""
     rules = []
-    for method, keys in METHODS.items():
-        needed = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
-        note = f"needs {', '.join(needed)}" if needed else "needs no more keys"
-        then = {"description": note, "propertyNames": {"enum": sorted(keys)}}
+    for method, known in METHODS.items():
+        note = f"needs {', '.join(known.needs)}" if known.needs else "needs no more keys"
+        then = {"description": note, "propertyNames": {"enum": sorted(known.keys)}}
         chosen = {"properties": {"method": {"const": method}}, "required": ["method"]}
         rules.append({"if": chosen, "then": then})
-    every = {name: key for keys in METHODS.values() for name, key in keys.items()}
-    properties = _object(every)["properties"]
-    properties["method"] = {"enum": list(METHODS), "description": every["method"].doc}
+    properties = _object(EVERY_KEY)["properties"]
+    properties["method"] = {"enum": list(METHODS), "description": EVERY_KEY["method"].doc}
     return {"type": "object", "properties": properties, "additionalProperties": False, "allOf": rules}
 
 

@@ -31,13 +31,12 @@ from specserve.profile.schema import (
 )
 from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Key
+from specserve.vllm.speculation import EVERY_KEY, METHODS, REMOVED, Key
 from specserve.vllm.versions import in_range
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _ALL = "one of " + ", ".join(f"`{method}`" for method in METHODS)
-_EVERY_KEY = frozenset(name for keys in METHODS.values() for name in keys)
 _MOST_GUESSES = 50  # a file with more unknown keys is not a profile; guessing would only take time
 
 
@@ -286,23 +285,23 @@ class _Reader:
         method = self.method(node, given, path) if node and given is not None else None
         if node is None or given is None or method is None:
             return None
-        keys, rest = METHODS[method], {}
+        keys, rest = METHODS[method].keys, {}
         for name, child in given.items():
             place, span = f"{path}.{name}", child.key or child.span
             if name == "tensor_parallel_size":
                 text = f"`tensor_parallel_size` is a key that vLLM refuses in {quoted(path)}"
                 self.wrong("SD005", text, span, place, help="write `draft_tensor_parallel_size`")
-            elif name not in keys and name in _EVERY_KEY:
-                owners = [f"`{other}`" for other, table in METHODS.items() if name in table]
+            elif name not in keys and name in EVERY_KEY:
+                owners = [f"`{other}`" for other, table in METHODS.items() if name in table.keys]
                 whose = f"{owners[0]}{' and others' if len(owners) > 1 else ''}"
                 text = f"`{name}` is a key of {whose}, and has no effect with `{method}`"
                 self.wrong("SD005", text, span, place, help="leave it out", policy=True)
             else:
                 rest[name] = child
         meant = self.unknown(rest, keys, where=f"{quoted(path)} (method `{method}`)", section=path)
-        for name, methods in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)):
+        for name in METHODS[method].needs:
             said = name in given and given[name].value is not None
-            if method in methods and name not in meant and not said:
+            if name not in meant and not said:
                 text = f"{quoted(f'{path}.{name}')} is missing, which `{method}` needs"
                 self.wrong("SD007", text, node.key or node.span, path)
         said_keys = {name: child for name, child in given.items() if name in keys and child.value is not None}
@@ -312,8 +311,8 @@ class _Reader:
     def method(self, node: Node, keys: Mapping[str, Node], path: str) -> str | None:
         """The method of a block, or None and a problem."""
         place, given = f"{path}.method", keys.get("method")
-        if given is None and did_you_mean("method", set(keys) - _EVERY_KEY):
-            self.unknown(keys, _EVERY_KEY, where=quoted(path), section=path)
+        if given is None and did_you_mean("method", set(keys) - EVERY_KEY.keys()):
+            self.unknown(keys, EVERY_KEY, where=quoted(path), section=path)
             self.unread.add(path)
             return None
         if given is None or given.value is None:
@@ -334,7 +333,9 @@ class _Reader:
         elif method in REMOVED:
             text, help = f"`{method}` is not a method of speculation: {REMOVED[method]}", _ALL
         # the others run in vLLM, or in a plug-in of it
-        self.wrong("SD006", text, given.span, place, help=help, policy=method not in GONE)
+        self.wrong(
+            "SD006", text, given.span, place, help=help, policy=method not in ("medusa", "mlp_speculator")
+        )
         return None
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 
 from specserve.measure.intervals import Estimate
-from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
+from specserve.measure.tune.estimate import TuneEstimate
 from specserve.measure.tune.plan import ROUNDS, TunePlan
 from specserve.measure.tune.run import TuneResult
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
@@ -21,6 +21,7 @@ from specserve.report.text import (
     json_document,
     with_spread,
 )
+from specserve.vllm.speculation import METHODS
 
 
 def result_files(found: TuneResult) -> dict[str, str]:
@@ -127,7 +128,7 @@ def estimate_text(found: TuneEstimate) -> str:
         "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
         f"left out. At most {found.most_requests:,} such requests run at once."
     )
-    if found.method in WITHOUT_MODEL:
+    if METHODS[found.method].draft == "text":
         legend += " An upper limit: every step is taken to find a match."
     blocks: list[Block] = [Table([*map(Column, names)], rows, keys=2), legend]
     answers = [("Estimated, not measured", answer)]

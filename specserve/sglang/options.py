@@ -21,6 +21,7 @@ from typing import Any
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile, Speculation, Target, fingerprint, keys_of
 from specserve.vllm.arguments import Argument, flag_of, python_value, tokens
+from specserve.vllm.speculation import HEADS, METHODS
 from specserve.vllm.versions import Replacement
 
 
@@ -71,11 +72,11 @@ ALGORITHMS: Mapping[str, str] = {
     if algorithm != "mtp"
 }
 """SGLang's algorithm by vLLM's method."""
-CHAINS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods that draft one token a step, by SGLang's EAGLE workers."""
-REJECTION_SAMPLING = ("eagle", "eagle3", "mtp")
-"""Methods whose drafts SGLang may sample too (srt/arg_groups/speculative_hook.py, `_handle_eagle_family`)."""
-BLOCK_VERIFICATION = (*REJECTION_SAMPLING, "dflash", "dspark")
+CHAINS = ("draft_model", *HEADS)
+"""Methods that draft one token a step, by SGLang's EAGLE workers; it may sample the drafts of heads too.
+
+(srt/arg_groups/speculative_hook.py, `_handle_eagle_family`)
+"""
 
 
 def draft_options(method: str, k: int) -> dict[str, Any]:
@@ -256,14 +257,14 @@ def _unsampled(method: str, key: str, keys: Mapping[str, Any]) -> str | None:
     """Why SGLang cannot draft or verify as this key says; None if it can."""
     sampled = keys.get("draft_sample_method")
     if key == "draft_sample_method":
-        if method in ("dflash", "dspark"):
+        if METHODS[method].in_one_pass:
             return f"SGLang decides itself how a {ALGORITHMS[method]} draft is sampled"
-        if sampled == "probabilistic" and method not in REJECTION_SAMPLING:
+        if sampled == "probabilistic" and method not in HEADS:
             return f"SGLang drafts greedily with {ALGORITHMS[method]}"
     if key == "rejection_sample_method" and keys[key] == "block":
-        if method not in BLOCK_VERIFICATION:
+        if METHODS[method].draft != "head":
             return f"SGLang has no block verification with {ALGORITHMS[method]}"
-        if method in REJECTION_SAMPLING and sampled != "probabilistic":
+        if method in HEADS and sampled != "probabilistic":
             return "SGLang verifies blocks of sampled drafts only: write `draft_sample_method: probabilistic` too"
     return None
 

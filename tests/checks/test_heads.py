@@ -10,7 +10,7 @@ import pytest
 from specserve.diagnostics import Severity
 from specserve.models.facts import Tensor
 from specserve.profile.schema import Profile
-from specserve.vllm.facts import READ
+from specserve.vllm.versions import known_versions
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, PACKED, QUARK, QWEN2, QWEN3, SPECULATOR
 
@@ -78,7 +78,7 @@ def test_a_head_is_known_under_the_name_that_vllm_gives_it(
     head = {**LLAMA, "architectures": [name], "dflash_config": {"mask_token_id": 1}}
     found = findings(profile(block(method)), {"org/t": facts(LLAMA), "org/d": facts(head)})
     assert [item.message for item in found if item.code == "SD235"] == (
-        [f"vLLM {', '.join(READ[-2:])} has no head of the class `{asked}`"] if asked else []
+        [f"vLLM {', '.join(known_versions()[-2:])} has no head of the class `{asked}`"] if asked else []
     )
 
 

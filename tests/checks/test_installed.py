@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.oraclechild import ask_installed, installed_table
-from specserve.vllm import versions
-from specserve.vllm.arguments import Section, VllmTable, dumps
+from specserve.vllm.facts import INVERSE_FLAGS
+from specserve.vllm.tables import items, merged
 from specserve.vllm.versions import Installed, newest, table
 
 NEWER = Installed("99.0.1", "cuda", "vllm", Path("/nowhere/vllm"))
 SHIPPED = replace(newest(), env=frozenset({"VLLM_FROM_THE_CHILD"}))
-AT_RUN_TIME = {"attention_backend", "mm_processor_device", "collect_detailed_traces"}
-"""The parser takes any text for the first; the choices of the others depend on the machine, or are not sorted."""
+_SECTIONS = ("engine", "frontend", "speculation", "methods")
+ACCEPTED = {
+    **{section: items(merged("arguments")[section], newest().minor) for section in _SECTIONS},
+    "env": ["VLLM_FROM_THE_CHILD"],
+    "inverse_flags": INVERSE_FLAGS.at(newest().minor),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,21 +48,21 @@ def calls(tmp_path: Path) -> int:
     return len((tmp_path / "calls").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("version", ["0.33.0", "0.32.1+cpu", "0.26.0"])
+@pytest.mark.parametrize("version", ["0.33.0", "0.32.1+cpu", "0.31.0"])
 def test_a_known_version_has_the_shipped_table(version: str) -> None:
     found = Installed(version, "cuda", "vllm", Path("/nowhere/vllm"))
     assert installed_table(found) == table(version)
 
 
 def test_a_newer_version_is_asked_once(tmp_path: Path) -> None:
-    command = child(tmp_path, {"id": 0, "accepted": json.loads(dumps(SHIPPED))})
+    command = child(tmp_path, {"id": 0, "accepted": ACCEPTED})
     first, again = (ask_installed(NEWER, command=command) for _ in range(2))
     assert first == again == replace(SHIPPED, version="99.0.1", distribution="vllm")
     assert calls(tmp_path) == 1
 
 
 def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, cache: Path) -> None:
-    command = child(tmp_path, {"id": 0, "accepted": json.loads(dumps(SHIPPED))})
+    command = child(tmp_path, {"id": 0, "accepted": ACCEPTED})
     first = ask_installed(NEWER, command=command)
     (file,) = cache.rglob("*.json")
     file.write_text('{"engine": 1}', encoding="utf-8")
@@ -74,29 +78,3 @@ def test_a_newer_version_that_gives_no_answer_gets_the_newest_table(
     monkeypatch.setattr("specserve.checks.oraclechild.CHILD", command)
     assert ask_installed(NEWER, command=command) is None
     assert installed_table(NEWER) == replace(newest(), exact=False)
-
-
-@pytest.mark.vllm
-@pytest.mark.installed
-def test_the_installed_vllm_says_of_itself_what_its_shipped_table_says() -> None:
-    found = versions.installed()
-    assert found is not None
-    said, shipped = ask_installed(found), table(found.version)
-    assert said is not None
-
-    def comparable(known: VllmTable, section: Section) -> dict[str, object]:
-        """The arguments without what the sources alone say; those that only Python has, without their type."""
-        return {
-            name: replace(
-                item, bounds=(), keys=(), inner_choices=(), known=(), deprecated=None, human_int=False
-            )
-            if item.flag or section == "speculation"
-            else name
-            for name, item in known.section(section).items()
-            if name not in AT_RUN_TIME
-        }
-
-    for section in ("engine", "frontend", "speculation"):
-        assert comparable(said, section) == comparable(shipped, section)
-    same = ("methods", "method_aliases", "env", "inverse_flags")
-    assert [getattr(said, name) for name in same] == [getattr(shipped, name) for name in same]

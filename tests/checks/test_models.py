@@ -14,7 +14,7 @@ from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFile
 from specserve.models.vocabulary import holds_tokenizer
 from specserve.profile.schema import Profile
-from specserve.vllm.facts import READ
+from specserve.vllm.versions import known_versions
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN3, SPECULATOR, VISION
 
@@ -94,11 +94,13 @@ def test_a_plug_in_may_bring_a_class(profile: Load) -> None:
 
 
 def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> None:
-    loaded = profile('vllm: ">=0.26"\ntarget: {model: org/t}')
-    (finding,) = findings(loaded, {"org/t": facts({"architectures": ["DeepseekV41ForCausalLM"]})})
-    old = ", ".join(READ[: READ.index("0.30")])
-    assert finding.message == f"vLLM {old} cannot build a `DeepseekV41ForCausalLM`"
-    assert finding.notes == (f"the profile's range allows vLLM {', '.join(READ)}; this applies to {old}",)
+    loaded = profile('vllm: ">=0.31"\ntarget: {model: org/t}')
+    (finding,) = findings(loaded, {"org/t": facts({"architectures": ["FlintForCausalLM"]})})
+    old = "0.31, 0.32"
+    assert finding.message == f"vLLM {old} cannot build a `FlintForCausalLM`"
+    assert finding.notes == (
+        f"the profile's range allows vLLM {', '.join(known_versions())}; this applies to {old}",
+    )
 
 
 @pytest.mark.parametrize(

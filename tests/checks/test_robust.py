@@ -63,7 +63,7 @@ def blocks(draw: st.DrawFn) -> Speculation:
     """A block of the types that its key table promises, whatever the figures."""
     method = draw(st.sampled_from(sorted(METHODS)))
     keys: dict[str, Any] = {"method": method}
-    for name, key in METHODS[method].items():
+    for name, key in METHODS[method].keys.items():
         if name == "method" or not draw(st.booleans()):
             continue
         kinds: dict[str, st.SearchStrategy[Any]] = {
@@ -94,7 +94,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     )  # fmt: skip
 
 
-@given(profile=profiles(), versions=st.sampled_from(((), ("0.26",), ("0.32", "0.33"), ("0.34",))))
+@given(profile=profiles(), versions=st.sampled_from(((), ("0.31",), ("0.32", "0.33"), ("0.34",))))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...]) -> None:
     for rule in static_rules():

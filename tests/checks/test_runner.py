@@ -1,4 +1,4 @@
-"""The two model runners: which one serves, and what it refuses, as vLLM's own lines have it."""
+"""The two model runners: which one serves, as vLLM's own lines have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from specserve.checks.rule import choice
 from specserve.profile.schema import Hardware, Profile, Speculation, Target
-from specserve.vllm.facts import V1_LACKS
 from specserve.vllm.runner import env_switch
 from tests.checks.vllmlines import function, minor
 
@@ -61,7 +60,7 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
 ) -> None:
     keys = {"parallel_drafting": parallel, "use_heterogeneous_vocab": other}
     engine: dict[str, Any] = {"enable_dbo": dbo, "distributed_executor_backend": launcher}
-    profile, block = made(method, env="1", stages=stages, keys=keys, **engine)
+    profile, block = made(method, stages=stages, keys=keys, **engine)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=False, **keys),
         parallel_config=SimpleNamespace(
@@ -81,42 +80,4 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
     )
     mode = SimpleNamespace(STOCK_TORCH_COMPILE="stock")
     lacked = function("config/vllm.py", "_get_v2_model_runner_unsupported_features", CompilationMode=mode)
-    unsupported = lacked(config)
-    found = choice(profile, block, version=minor())
-    assert found is not None and found.runner == "V2"
-    assert len(found.lacks) == len(unsupported)
-
-
-@pytest.mark.vllm
-@given(
-    method=st.sampled_from(METHODS),
-    adaptive=st.booleans(),
-    pcp=st.sampled_from((1, 2)),
-    sharded=st.booleans(),
-)
-def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
-    method: str, adaptive: bool, pcp: int, sharded: bool
-) -> None:
-    engine: dict[str, Any] = {"prefill_context_parallel_size": pcp, "enable_batch_sharded_sampling": sharded}
-    profile, block = made(method, env="0", keys={"enable_adaptive_verification": adaptive}, **engine)
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(
-            method=method,
-            enable_adaptive_verification=adaptive,
-            draft_lm_head_quantization=None,
-            draft_model_config=None,
-            is_xpress=lambda: False,
-        ),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=1, **engine),
-        scheduler_config=SimpleNamespace(async_scheduling=False),
-        model_config=None,
-        _dflash_needs_multi_kv_group=lambda: False,
-        _is_dflash_candidate_draft=lambda: False,
-        _is_dflash2_draft=lambda: False,
-    )
-    unsupported = []
-    if V1_LACKS.at(minor()):
-        unsupported = function("config/vllm.py", "_get_v1_model_runner_unsupported_features")(config)
-    found = choice(profile, block, version=minor())
-    assert found is not None and found.runner == "V1"
-    assert len(found.lacks) == len(unsupported)
+    assert choice(profile, block, version=minor()) == ("V1" if lacked(config) else "V2")

@@ -153,10 +153,10 @@ def test_a_script_is_to_be_converted_and_what_cannot_be_read_is_not_compared(
 def test_versions_are_one_where_both_sides_have_one(
     write: Write, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = str(write('vllm: "~=0.26.0"\n' + A, "old.yaml"))
-    wide = str(write('vllm: ">=0.26,<0.33"\n' + A, "wide.yaml"))
+    old = str(write('vllm: "~=0.31.0"\n' + A, "old.yaml"))
+    wide = str(write('vllm: ">=0.31,<0.33"\n' + A, "wide.yaml"))
     _run(["diff", old, wide])
-    assert capsys.readouterr().out.count("vLLM 0.26 (") == 2
+    assert capsys.readouterr().out.count("vLLM 0.31 (") == 2
     new = str(write('vllm: ">=0.32"\n' + A, "new.yaml"))
     _run(["diff", old, new])
     stdout = capsys.readouterr().out

@@ -86,8 +86,8 @@ def test_a_warning_is_shown_and_stops_nothing(write: Write, capsys: pytest.Captu
 def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_it_names(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, stderr = planned(capsys, write('target: {model: a/b}\nvllm: "~=0.26.0"'))
-    assert stderr.startswith("# for vLLM 0.26 (cuda)")
+    _, stderr = planned(capsys, write('target: {model: a/b}\nvllm: "~=0.31.0"'))
+    assert stderr.startswith("# for vLLM 0.31 (cuda)")
 
 
 def test_several_ranks_without_hardware_are_planned_for_gpus_and_that_is_said(

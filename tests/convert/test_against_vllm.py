@@ -156,8 +156,11 @@ def test_lint_refuses_what_the_parser_of_the_judged_version_refuses(tmp_path: Pa
         )
         if profile:
             findings = run_rules_on_profile(profile, problems=findings)[0]
-        codes = {item.code for item in findings if item.severity is Severity.ERROR}
-        refused = "refused" in answer
-        if (refused and not codes) or (not refused and "SD102" in codes):
+        errors = [item for item in findings if item.severity is Severity.ERROR]
+        codes = {item.code for item in errors}
+        # the parser reads a block of speculation as JSON only; what a class validates is left to vLLM
+        unknown = [item for item in errors if item.code == "SD102" and "speculation" not in item.span.path]
+        refused = "Value error, " not in answer.get("refused", "Value error, ")
+        if (refused and not codes) or ("refused" not in answer and unknown):
             wrong.append((answer.get("refused"), codes, line))
     assert not wrong, "\n".join(map(str, wrong))

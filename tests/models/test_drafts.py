@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.models.drafts import Draft, as_of, catalogue, drafts_for, plain_name
-from specserve.vllm.speculation import METHODS, NEEDS_MODEL, OWN_LAYERS
+from specserve.vllm.speculation import METHODS
 
 ENTRIES = [pytest.param(entry, id=f"{entry.target}, {entry.model or entry.method}") for entry in catalogue()]
 
@@ -26,7 +26,7 @@ def test_an_entry_names_its_models_a_method_and_a_public_page(entry: Draft) -> N
     for name in filter(None, (entry.target, entry.model)):
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
     assert entry.method in METHODS
-    assert entry.model or (entry.method in OWN_LAYERS and entry.method not in NEEDS_MODEL)
+    assert entry.model or (METHODS[entry.method].in_target and "model" not in METHODS[entry.method].needs)
     assert entry.sources and all(source.url.startswith("https://") for source in entry.sources)
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", source.date) for source in entry.sources if source.date)
 

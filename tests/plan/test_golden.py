@@ -28,12 +28,6 @@ METHODS = {
     "dflash": "qwen3-8b-dflash",
 }
 """A shipped profile of each method."""
-OLD = """
-    vllm: ">=0.26,<0.27"
-    target: {model: org/target, tensor_parallel_size: 2, max_model_len: 4k}
-    speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
-    engine: {max_num_seqs: 8, enable_prefix_caching: false}
-"""
 
 
 def as_text(plan: LaunchPlan) -> tuple[str, str]:
@@ -78,14 +72,6 @@ def test_the_plan_as_a_document_is_what_was_reviewed(golden: Callable[[str, str]
     _, plan = prepare(str(file), LaunchOptions(vllm="0.33", starts=False))
 
     golden(f"plan/{METHODS['eagle3']}.json", as_text(plan)[1])
-
-
-def test_an_old_vllm_is_launched_without_what_it_does_not_have(
-    write: Callable[..., Path], golden: Callable[[str, str], None]
-) -> None:
-    _, plan = prepare(str(write(OLD, "old.yaml")), LaunchOptions(vllm="0.26", starts=False))
-
-    golden("plan/old-0.26.sh", as_text(plan)[0])
 
 
 def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(

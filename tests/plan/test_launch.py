@@ -49,7 +49,7 @@ def test_what_is_added_is_said_and_what_is_written_is_not_called_added(profile: 
         ("{disable_uvicorn_access_log: true}", None),
     ],
 )
-@pytest.mark.parametrize("minor", ["0.26", "0.32", "0.33"])
+@pytest.mark.parametrize("minor", ["0.31", "0.32", "0.33"])
 def test_polling_is_left_out_of_the_log_unless_the_profile_says_what_is(
     profile: Load, frontend: str, quiet: str | None, minor: str
 ) -> None:

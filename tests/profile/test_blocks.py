@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specserve.profile.load import load_profile
-from specserve.vllm.facts import READ
-from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL
+from specserve.vllm.speculation import EVERY_KEY, METHODS
+from specserve.vllm.versions import known_versions, table
 
 Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
-_TABLES = Path(__file__).parents[2] / "specserve" / "vllm" / "tables"
 _ALL = ", ".join(f"`{method}`" for method in METHODS)
 
 
@@ -91,24 +89,21 @@ def test_a_mistake_in_a_block_is_one_problem(problems: Problems, block: str, tol
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_says_what_it_needs(problems: Problems, method: str) -> None:
     told = problems(f"target: {{model: x}}\nspeculation: {{method: {method}}}\n")
-    needed = ["model"] * (method in NEEDS_MODEL) + ["num_speculative_tokens"] * (method in NEEDS_K)
+    needed = [*METHODS[method].needs]
 
     assert told == [f"2:1 SD007 `speculation.{key}` is missing, which `{method}` needs" for key in needed]
 
 
-@pytest.mark.parametrize("version", READ)
-def test_every_key_that_vllm_takes_is_in_the_tables(version: str) -> None:
-    table = json.loads((_TABLES / f"vllm-{version}.json").read_text())
-    known = {key for keys in METHODS.values() for key in keys}
+@pytest.mark.parametrize("version", known_versions())
+def test_every_key_that_vllm_takes_is_a_key_of_a_method(version: str) -> None:
+    known = table(version)
 
-    assert set(table["speculation"]) - known == {"tensor_parallel_size"}  # taken by vLLM, to refuse it
-    assert set(METHODS) - {"dspark"} <= set(table["methods"]) | {"dspark"}
+    assert known.speculation.keys() - EVERY_KEY.keys() == {"tensor_parallel_size"}  # taken, to be refused
+    assert METHODS.keys() <= set(known.methods)
 
 
-def test_every_key_of_the_tables_is_one_that_some_vllm_takes() -> None:
-    tables = [json.loads(file.read_text())["speculation"] for file in _TABLES.glob("vllm-*.json")]
-
-    assert {key for keys in METHODS.values() for key in keys} <= {key for table in tables for key in table}
+def test_every_key_of_a_method_is_one_that_some_vllm_takes() -> None:
+    assert EVERY_KEY.keys() <= {key for version in known_versions() for key in table(version).speculation}
 
 
 def test_alternatives_are_judged_like_the_block_itself(problems: Problems) -> None:

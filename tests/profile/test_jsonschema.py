@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specserve.profile.load import examine
 from specserve.profile.schema import SECTIONS, TOP, Expectation, json_schema, keys_of
-from specserve.vllm.speculation import METHODS
+from specserve.vllm.speculation import EVERY_KEY, METHODS
 
 Write = Callable[..., Path]
 
@@ -51,7 +51,7 @@ def test_every_key_is_in_it_with_its_meaning() -> None:
         assert set(properties[name]["properties"]) == set(keys_of(kind))
     assert set(properties["expect"]["items"]["properties"]) == set(keys_of(Expectation))
     block = _SCHEMA["$defs"]["speculation"]["properties"]
-    assert set(block) == {key for keys in METHODS.values() for key in keys}
+    assert set(block) == set(EVERY_KEY)
 
     for place in (properties, block, *(properties[name]["properties"] for name in SECTIONS)):
         assert all(entry["description"] for entry in place.values())
@@ -129,9 +129,9 @@ def _some(names: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 def _block(method: str) -> st.SearchStrategy[dict[str, Any]]:
     base = {"method": method, "num_speculative_tokens": 4} | (
-        {"model": "d"} if "model" in METHODS[method] else {}
+        {"model": "d"} if "model" in METHODS[method].keys else {}
     )
-    return _some(METHODS[method]).map(lambda more: base | more)
+    return _some(METHODS[method].keys).map(lambda more: base | more)
 
 
 _PROFILES = st.fixed_dictionaries(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specserve.errors import ProfileError
 from specserve.profile.load import examine, load_profile, with_alternative
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.vllm.speculation import METHODS, Key
+from specserve.vllm.speculation import EVERY_KEY, METHODS, Key
 
 Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -139,7 +139,7 @@ def test_no_bytes_make_it_fail(write: Write, data: bytes) -> None:
 
 _WORDS = st.sampled_from(
     [*TOP, *(name for kind in SECTIONS.values() for name in keys_of(kind)), *keys_of(Expectation), *METHODS,
-     *(name for keys in METHODS.values() for name in keys), "A", "x", "<<", "p50", "010", "1e-3", ".nan"]
+     *EVERY_KEY, "A", "x", "<<", "p50", "010", "1e-3", ".nan"]
 )  # fmt: skip
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _WORDS | st.dates(),
@@ -193,8 +193,8 @@ def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
 @given(data=st.data())
 def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(list(METHODS)))
-    block = data.draw(_section(METHODS[method])) | {"method": method, "num_speculative_tokens": 4}
-    if "model" in METHODS[method]:
+    block = data.draw(_section(METHODS[method].keys)) | {"method": method, "num_speculative_tokens": 4}
+    if "model" in METHODS[method].keys:
         block["model"] = "d"
     target = data.draw(_section(keys_of(SECTIONS["target"])))
     value = {"target": target | {"model": "m"}, "speculation": block, "alternatives": {"a": block}}

@@ -1,20 +1,15 @@
-"""The script that reads a version of vLLM: for the installed one there is nothing to judge."""
+"""The script that makes the tables of a version of vLLM: for the installed one there is nothing to judge."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import update_vllm
-from vllmsource import functions
 
+from specserve.vllm import tables
 from specserve.vllm.versions import installed
-
-
-def test_without_a_wheel_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        update_vllm.main([])
-    assert ended.value.code == 2 and "no wheel" in capsys.readouterr().err
 
 
 def test_a_folder_without_vllm_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,21 +17,47 @@ def test_a_folder_without_vllm_is_an_error(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize("name", update_vllm.SECTIONS)
+def test_the_shipped_tables_are_what_their_versions_make(name: str) -> None:
+    versions = update_vllm.known(name)
+    merged = update_vllm.merge(versions)
+    for version, sections in versions.items():
+        again = {section: tables.items(merged[section], version) for section in merged}
+        assert update_vllm.shortened(again) == sections
+    shipped = {key: value for key, value in tables.merged(name).items() if key in merged}
+    assert json.loads(json.dumps(merged)) == shipped
+
+
+def test_what_came_went_and_changed_is_said_once() -> None:
+    old: update_vllm.Version = {"engine": {"a": {"kind": "int", "bounds": ["> 0"]}, "gone": {"kind": "str"}}}
+    new: update_vllm.Version = {
+        "engine": {"a": {"kind": "int", "human_int": True}, "new": {"kind": "bool", "form": "flag"}}
+    }
+    merged = update_vllm.merge({"0.1": old, "0.2": new})
+    assert merged["engine"] == {
+        "a": {"kind": "int", "human_int": True, "changed": {"0.1": {"bounds": ["> 0"], "human_int": False}}},
+        "gone": {"kind": "str", "until": "0.2"},
+        "new": {"kind": "bool", "form": "flag", "since": "0.2"},
+    }
+
+
+def test_a_newer_version_takes_the_place_of_the_oldest() -> None:
+    newest = update_vllm.known("arguments")["0.33"]
+    text = update_vllm.join("arguments", "0.34.1", {**newest, "methods": [*newest["methods"], "later"]})
+    data = json.loads(text)
+    assert data["versions"] == {"0.32": "0.32.0", "0.33": "0.33.0", "0.34": "0.34.1"}
+    assert data["methods"]["later"] == {"since": "0.34"}
+    assert (
+        update_vllm.shortened({"engine": tables.items(data["engine"], "0.33")})["engine"] == newest["engine"]
+    )
+
+
 @pytest.mark.vllm
+@pytest.mark.installed
 def test_the_installed_vllm_leaves_nothing_to_judge_and_its_tables_are_those_that_ship(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = installed()
     assert found is not None
-    shipped = update_vllm.TABLES, update_vllm.REGISTRIES
-    kept = functions.HASHES.read_text(encoding="utf-8")
-    (tmp_path / "functions.json").write_text(kept, encoding="utf-8")
-    monkeypatch.setattr(functions, "HASHES", tmp_path / "functions.json")
-    for name in ("TABLES", "REGISTRIES"):
-        monkeypatch.setattr(update_vllm, name, tmp_path / name.lower())
-    assert update_vllm.main([str(found.package)]) == 0
-    assert "  0 to judge\n" in capsys.readouterr().out
-    assert functions.HASHES.read_text(encoding="utf-8") == kept
-    for folder in shipped:
-        (written,) = (tmp_path / folder.name).iterdir()
-        assert written.read_text(encoding="utf-8") == (folder / written.name).read_text(encoding="utf-8")
+    assert update_vllm.main(["--check", str(found.package.parent)]) == 0
+    assert "nothing to judge" in capsys.readouterr().out

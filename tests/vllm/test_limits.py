@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specserve.vllm.facts import READ
 from specserve.vllm.limits import captured_graphs, context_length
+from specserve.vllm.versions import known_versions
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_tiers_of_a_schedule_have_graphs_each() -> None:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-@pytest.mark.parametrize("version", READ)
+@pytest.mark.parametrize("version", known_versions())
 @pytest.mark.parametrize(
     ("config", "most", "default"),
     [
@@ -87,14 +87,9 @@ def test_the_context_is_what_vllm_derives(
     assert length is not None and (length.most, length.default) == (most, default)
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [("0.26", 131072), ("0.29", 131072), ("0.30", 32768), ("0.33.0", 32768)]
-)
-def test_yarn_stretched_the_context_until_vllm_took_it_as_stretched_already(
-    version: str, expected: int
-) -> None:
-    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN}, version)
-    assert length is not None and (length.most, length.default) == (expected, expected)
+def test_yarn_is_in_the_context_already() -> None:
+    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN}, "0.33.0")
+    assert length is not None and (length.most, length.default) == (32768, 32768)
 
 
 @pytest.mark.parametrize(

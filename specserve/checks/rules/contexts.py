@@ -88,9 +88,7 @@ def shorter_draft(variant: Variant) -> Violations:
     if variant.method != "draft_model" and (variant.model is None or stretches(config)):
         return
     own = length.default
-    lowered = [
-        version for version in lowered if version in variant.versions_on("V2", by_target=True)
-    ]
+    lowered = [version for version in lowered if version in variant.versions_on("V2")]
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
     if lowered:
         text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens"
@@ -107,14 +105,14 @@ def short_trained_head(variant: Variant) -> Violations:
     Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of
     V2 a longer request ends the engine for a `dflash` or `dspark` head (vllm-project/vllm#57964).
     Instead: a shorter `max_model_len`, and a look at the acceptance rate by context length.
-    Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings`
+    Source: vllm/config/speculative.py, `Overriding draft model max_position_embeddings`
     """
     limit, config = effective_context(variant.ctx), variant.config
     length = variant.ctx.length(config)
     is_head = variant.method in HEADS and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
-    own, on_v2 = length.default, variant.versions_on("V2", by_target=True)
+    own, on_v2 = length.default, variant.versions_on("V2")
     if own >= limit or not stretches(config):
         return
     # the versions in which a block head gets positions from V2 that it has not

@@ -12,7 +12,7 @@ from specserve.models.facts import ModelFacts
 from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
 from specserve.vllm.registry import registry, transformers_names
-from specserve.vllm.speculation import OWN_LAYERS
+from specserve.vllm.speculation import METHODS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
@@ -117,7 +117,7 @@ def _named_like_a_head(ctx: Context, help_: str) -> Violations:
     model = ctx.profile.target.model
     is_named = re.search(r"(?i)(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", model)
     inside = any(
-        (variant.method in OWN_LAYERS and variant.model is None)
+        (METHODS[variant.method].in_target and variant.model is None)
         or f"{variant.model}/".startswith(f"{model}/")
         for variant in ctx.variants
     )

@@ -105,7 +105,7 @@ def failing_combination(variant: Variant) -> Violations:
     One table has such combinations with parallelism, loaders, caches and runners, by vLLM version
     from 0.19 on, each with its thread or the line of vLLM that shows it (vllm/features.json).
     Instead: what the help of the row says.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `but it is unavailable on`
     """
     ctx, newest = variant.ctx, known_versions()[-1]
     value, judged, past = _values(variant), _minors(ctx), list[Violation]()

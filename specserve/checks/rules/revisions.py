@@ -19,7 +19,7 @@ from specserve.checks.rule import (
     rule,
 )
 from specserve.errors import quoted
-from specserve.vllm.speculation import OWN_LAYERS
+from specserve.vllm.speculation import METHODS
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
@@ -132,7 +132,7 @@ def unpinned_revision(ctx: Context) -> Violations:
 
 def _split_revision(variant: Variant) -> Violations:
     target, revision = variant.ctx.profile.target, variant.get("revision")
-    is_own = variant.method in OWN_LAYERS and variant.model in (None, target.model)
+    is_own = METHODS[variant.method].in_target and variant.model in (None, target.model)
     is_pinned = is_hub_id(target.model) and target.revision not in (None, "main")
     if is_own and is_pinned and revision != target.revision:
         what = f"revision `{revision}`" if revision else "the default branch"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.checks.rules.memory import gib
-from specserve.vllm.versions import known_versions, reaches_newer
+from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
     from specserve.checks.oraclechild import VllmArgument, VllmVerdict
@@ -23,24 +23,21 @@ QUEUE_BYTES = 10 * 24 * 2**20
 """
 
 
-@rule("SD402", ERROR)
+@rule("SD402", INFO)
 def unknown_vllm(ctx: Context) -> Violations:
     """The profile's `vllm` range contains no version that this specserve knows.
 
-    specserve does not know the arguments of such a version, so it can neither judge the profile nor
-    plan its launch. A range of newer versions is judged by the newest known one, and is an info.
+    The profile is judged by the newest version that specserve knows, so what differs in its own is
+    missed. If such a vLLM is installed, specserve asks it for its arguments.
     Instead: a range with a version that the help names.
-    Source: specserve, vllm/tables
+    Source: specserve, vllm/arguments.json
     """
-    spec = ctx.profile.vllm or ""
-    newer = not ctx.versions and reaches_newer(spec)
     if not ctx.versions:
         yield Violation(
             "vllm",
-            f"`{spec}` contains no vLLM version that this specserve knows",
-            notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
+            f"`{ctx.profile.vllm}` contains no vLLM version that this specserve knows",
+            notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",),
             help=f"this specserve knows vLLM {', '.join(known_versions())}",
-            severity=INFO if newer else None,
         )
 
 
@@ -51,7 +48,7 @@ def taken_port(ctx: Context) -> Violations:
     vLLM binds the port before it loads the model, and ends with `Address already in use`. `up`
     looks again.
     Instead: stop the process, or write another port; `port: 0` takes a free one.
-    Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
+    Source: vllm/entrypoints/launchers/launcher.py, `sock.bind(addr)`
     """
     assert ctx.plan is not None and ctx.host is not None
     if holder := ctx.host.taken_ports.get(ctx.plan.port):

@@ -168,7 +168,7 @@ def unadapted_draft(variant: Variant) -> Violations:
     what the base model would write, and acceptance falls for each adapter that differs much from
     it.
     Instead: `ngram` or `suffix`, which draft from the text itself.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `The drafter does not use`
     """
     without = (*_NGRAM, "suffix", "custom_class")
     if variant.ctx.engine.get("enable_lora") is True and variant.method not in without:

@@ -53,7 +53,7 @@ def small_steps(variant: Variant) -> Violations:
     A decode step has K + 1 tokens of each of `max_num_seqs` requests: what exceeds
     `max_num_batched_tokens` waits. With LoRA vLLM refuses it (an error); it warns below 8192.
     Instead: `max_num_batched_tokens: 8192`, or fewer requests.
-    Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a`
+    Source: vllm/config/vllm.py, `VllmConfig does not have enough slots to schedule a`
     """
     ctx, k = variant.ctx, variant.k
     budget, requests = ctx.count("max_num_batched_tokens"), ctx.count("max_num_seqs")

@@ -28,11 +28,10 @@ from specserve.models.layers import LAYER_COUNT, number_bytes
 from specserve.models.weights import Weights, weights_of
 from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
-from specserve.vllm.speculation import BLOCK_DRAFTS
+from specserve.vllm.speculation import METHODS
 
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
-WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HINT = (
@@ -229,7 +228,7 @@ def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
         dense, layers, float(kv.per_token()) * stages, experts_bytes, share, bytes_per_weight
     )
     draft = None
-    if method not in WITHOUT_MODEL:
+    if METHODS[method].draft != "text":
         read, layers = draft_bytes(inputs), 1
         if method not in HEADS and facts is not None:
             layers = integer(text_config(facts.config), *LAYER_COUNT)
@@ -238,6 +237,6 @@ def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
         draft = Work(read, layers, float(kv.per_token(draft=True)))
     return StepTimes(
         *(target, draft, context_tokens, known.bandwidth_bytes_per_s, known.flops),
-        is_parallel=inputs.is_parallel or method in BLOCK_DRAFTS,
+        is_parallel=inputs.is_parallel or METHODS[method].in_one_pass,
         is_divided=tp > 1,
     )

@@ -30,7 +30,7 @@ from specserve.measure.bench.plan import (
 from specserve.measure.bench.result import Point
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
-from specserve.vllm.speculation import BLOCK_DRAFTS
+from specserve.vllm.speculation import METHODS
 
 ROUNDS = 8
 """Rounds over all points; each of them has one block of requests for every point."""
@@ -172,7 +172,8 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     most = request.most_tokens or max(own, USUAL_MOST_TOKENS)
-    if keys["method"] in {*BLOCK_DRAFTS, "mtp"} or keys.get("parallel_drafting"):
+    method = METHODS[keys["method"]]
+    if method.in_one_pass or method.in_target or keys.get("parallel_drafting"):
         most = min(request.most_tokens or own, own)  # such a head drafts a block of that size
     largest = Setting(most)
     planned = partial(_planned, request.profile, starts=starts, notices=notices)
