@@ -241,6 +241,26 @@ def test_a_packed_checkpoint_lists_what_is_not_packed(
 
 
 @pytest.mark.parametrize(
+    ("kind", "ignored", "hits"),
+    [
+        ("deepseek_v4", ["lm_head", r"re:.*mtp\..*"], 1),
+        ("deepseek_v3", ["model.mtp.0.mlp.down_proj"], 1),
+        ("deepseek_v4", [r"re:.*mtp\..*", r"re:model\.layers\.8\..*"], 0),
+        ("deepseek_v4", [r"re:.*mtp\..*", "model.layers.8.eh_proj"], 0),
+        ("deepseek_v4", ["lm_head"], 0),
+        ("deepseek_v4", ["re:[", r"re:.*mtp\..*"], 0),
+        ("qwen3_next", [r"re:.*mtp\..*"], 0),
+    ],
+)
+def test_a_list_names_further_layers_as_vllm_does(
+    profile: Load, kind: str, ignored: list[str], hits: int
+) -> None:
+    quantization = {**PACKED, "format": "nvfp4-pack-quantized", "ignore": ignored}
+    config = {**LLAMA, "model_type": kind, "num_nextn_predict_layers": 1, "quantization_config": quantization}
+    assert codes(profile(mtp(1)), {"org/t": facts(config)}).count("SD234") == hits
+
+
+@pytest.mark.parametrize(
     ("name", "method", "hits"),
     [
         ("GemmaForCausalLM", "eagle3", 1),

@@ -88,6 +88,28 @@ def test_without_room_for_a_message_queue_no_engine_with_workers_starts(
     context = Context(loaded, ("0.33",), plan=planned(loaded, platform=platform), host=host)
     found = [item for item in judged(context) if item.code == "SD404"]
     assert [item.severity.value for item in found] == expected
+    for item in found:
+        several = "2" in keys
+        assert item.span.path == ("target.tensor_parallel_size" if several else "target")
+        assert item.message.startswith("2 ranks share" if several else "engine and worker share")
+        assert ("vLLM needs 240 MiB" in item.message) == (mib < 240)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "path"), [(2, 2, "tensor"), (1, 2, "pipeline"), (4, 2, "tensor")]
+)
+def test_small_shared_memory_stands_at_the_larger_split(
+    profile: Load, tensor: int, pipeline: int, path: str
+) -> None:
+    keys = f"tensor_parallel_size: {tensor}, pipeline_parallel_size: {pipeline}"
+    loaded = profile(f"target: {{model: ./t, {keys}}}")
+    host = replace(HOST, shm_bytes=2**30 - 1)
+    context = Context(loaded, ("0.33",), plan=planned(loaded), host=host)
+    (found,) = [item for item in judged(context) if item.code == "SD404"]
+    assert found.span.path == f"target.{path}_parallel_size"
+    assert "SD404" not in [
+        item.code for item in judged(replace(context, host=replace(host, shm_bytes=2**30)))
+    ]
 
 
 def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
@@ -98,6 +120,7 @@ def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
     assert codes(profile(""), target=replace(model, files=there), cache=cache) == []
     assert codes(profile(""), target=replace(model, origin="cache"), cache=cache) == []
     assert codes(profile(""), target=model, cache=None) == []
+    assert codes(profile(""), target=model, cache=replace(cache, free_bytes=16 * GIB)) == []
 
 
 def test_a_cache_that_cannot_be_written_matters_for_what_is_not_there_yet(profile: Load) -> None:

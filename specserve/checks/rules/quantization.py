@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
-from specserve.checks.config import Config, layers, section
+from specserve.checks.config import Config, layers, model_type, section
 from specserve.checks.rule import ERROR, Context, Variant, Violation, Violations, rule, variant_rule
 from specserve.checks.rules.heads import is_further, own_layers
 from specserve.models.facts import ModelFacts
 
+_BY_INDEX = ("deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "glm4_moe")
+"""Model types whose further layers are counted after the model's own (`mtp_start_layer_idx`)."""
 _LEAST_CAPABILITY = {
     "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75,
     "modelopt": 80, "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100,
@@ -21,19 +24,38 @@ _LEAST_CAPABILITY = {
 def unquantized_mtp(variant: Variant) -> Violations:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantized that the checkpoint's own list does not exclude: the start
-    fails after the target is loaded, or no draft is accepted (vllm-project/vllm#53387,
-    vllm-project/vllm#52649).
+    vLLM builds every layer quantized that the checkpoint's own list does not exclude by the name that
+    vLLM gives it: the start fails after the target is loaded, or no draft is accepted
+    (vllm-project/vllm#53387, #52649, #43304).
     Instead: a checkpoint that lists these layers there, or one that quantized them.
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py,`
+    Source: vllm/model_executor/layers/quantization/compressed_tensors/utils.py, `ignore`
     """
     config, facts = own_layers(variant) or ({}, None)
+    related, help_ = {"target.model": "the checkpoint"}, "use a checkpoint that lists them there"
     if facts is not None and (found := _plain_layer(facts, config)):
         text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
-        help_ = "use a checkpoint that lists these layers there, or one that quantized them"
-        yield variant.violation(
-            "method", text, related={"target.model": "the checkpoint"}, help=help_
-        )
+        help_ += ", or one that quantized them"
+        yield variant.violation("method", text, related=related, help=help_)
+    elif entry := _misnamed(config):
+        text = f"`quantization_config.ignore` names the prediction layers by `{entry}`, but vLLM"
+        text += f" builds them as `model.layers.{layers(config)}`, quantized"
+        yield variant.violation("method", text, related=related, help=f"{help_} by that name")
+
+
+def _misnamed(config: Config) -> str | None:
+    """The entry that is to exclude further layers by a name that vLLM does not give them."""
+    ignored = section(config, "quantization_config").get("ignore")
+    entries = [str(entry) for entry in ignored] if isinstance(ignored, list) else []
+    layer = f"model.layers.{layers(config)}."
+    names = [
+        f"{layer}{part}" for part in ("self_attn.o_proj", "attn.wo_b", "mlp.experts.0.down_proj")
+    ]
+    with suppress(re.error):
+        patterns = [entry[3:] for entry in entries if entry.startswith("re:")]
+        is_named = any(re.match(pattern, name) for pattern in patterns for name in names)
+        if model_type(config) in _BY_INDEX and not is_named and layer not in " ".join(entries):
+            return next((entry for entry in entries if "mtp" in entry), None)
+    return None
 
 
 def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
