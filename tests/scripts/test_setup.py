@@ -58,35 +58,6 @@ def test_another_python_is_turned_away_with_a_way_to_name_the_right_one(
     assert "PYTHON=" in caught.value.args[1]
 
 
-def test_a_python_without_venv_says_which_package_brings_it(setup: ModuleType) -> None:
-    with pytest.raises(setup.SetupError, match="venv") as caught:
-        setup.check_python((3, 11), has_venv=False)
-    assert "python3.11-venv" in caught.value.args[1]
-    setup.check_python((3, 11), has_venv=True)
-
-
-def test_too_small_a_disk_is_said_before_anything_is_installed(setup: ModuleType) -> None:
-    with pytest.raises(setup.SetupError, match=r"1\.2 GB are free .* needs 3\.4 GB"):
-        setup.check_disk(3400, free_mb=1200)
-    setup.check_disk(3400, free_mb=3400)
-
-
-def test_a_step_is_repeated_only_when_the_text_of_its_input_changes(
-    setup: ModuleType, tmp_path: Path
-) -> None:
-    pins, venv = tmp_path / "pins.txt", tmp_path / "venv"
-    (venv / ".done").mkdir(parents=True)
-    pins.write_text("torch==1\n")
-    step = setup.Step("engine", "engine", (pins,), 1, [])
-    assert setup.pending([step], venv) == [step]
-    (venv / ".done/engine").write_text(setup.digest(step.inputs))
-    assert setup.pending([step], venv) == []
-    pins.touch()
-    assert setup.pending([step], venv) == []
-    pins.write_text("torch==2\n")
-    assert setup.pending([step], venv) == [step]
-
-
 def test_an_environment_that_was_moved_or_does_not_run_is_made_anew(
     setup: ModuleType, tmp_path: Path
 ) -> None:
@@ -101,17 +72,6 @@ def test_an_environment_that_was_moved_or_does_not_run_is_made_anew(
     assert not setup.is_usable(tmp_path / "moved")
 
 
-def test_torch_comes_from_pips_own_sources_else_from_pytorchs_index_and_nothing_else_does(
-    setup: ModuleType,
-) -> None:
-    torch, *others = setup.steps(dev=True)
-    first, fall_back = torch.commands
-    assert "--index-url" not in first and "--no-deps" in first
-    assert fall_back[fall_back.index("--index-url") + 1] == "https://download.pytorch.org/whl/cpu"
-    assert first[-1] == fall_back[-1] and re.fullmatch(r"torch==[0-9.]+\+cpu", first[-1])
-    assert not any("--index-url" in command for step in others for command in step.commands)
-
-
 def test_a_failed_step_shows_the_end_of_its_own_output_and_a_way_out(
     setup: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,22 +82,6 @@ def test_a_failed_step_shows_the_end_of_its_own_output_and_a_way_out(
     shown = capsys.readouterr().err
     assert shown.endswith("No matching distribution found for torch\n") and len(shown.splitlines()) <= 16
     assert "pip config list" in caught.value.args[1]
-
-
-@pytest.mark.parametrize(
-    ("log", "hint"),
-    [
-        ("OSError: [Errno 28] No space left on device", "disk is full"),
-        (
-            "NewConnectionError(...): Failed to establish\nERROR: No matching distribution",
-            "cannot be reached",
-        ),
-        ("ERROR: No matching distribution found for torch==2", "pip config list"),
-        ("SyntaxError", "start again"),
-    ],
-)
-def test_the_hint_follows_from_what_pip_said(setup: ModuleType, log: str, hint: str) -> None:
-    assert hint in setup.why(log)
 
 
 def test_sigterm_ends_the_running_pip_too(tmp_path: Path) -> None:
