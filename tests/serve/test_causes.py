@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 LOGS = HERE / "logs"
 """As vLLM wrote them, without the frames in the middle of long tracebacks, and mostly without INFO of a start.
 
-Only of rows that no public log stands for, and of how processes end.
+Only of rows that no public log stands for, and of how processes end; each row has an example besides.
 """
 SECTIONS = {
     name: {field.name for field in fields(section)}
@@ -31,7 +31,6 @@ HEALTHY = [
     "healthy_json",
     "healthy_colour_and_prefix",
     "healthy_quiet",
-    "healthy_client_errors",
 ]
 
 
@@ -51,22 +50,16 @@ HEALTHY = [
         ("ngram_bounds", "ngram-bounds", "prompt_lookup_min=5 must be <= prompt_lookup_max=2"),
         ("quantization_not_here", "quantization-dtype", "torch.float32 is not supported for quantization"),
         ("weights_lfs_pointer", "not-a-weight-file", "a .safetensors file has no header of one"),
-        ("weights_shape", "weight-shape-tensor", "another shape than config.json says"),
         ("architecture_unknown", "unsupported-architecture", "['FooForCausalLM'] are not supported for now"),
         ("remote_code", "remote-code", "contains custom code which must be executed"),
         ("config_broken", "broken-config", "'/models/badjson/config.json' is not a valid JSON file"),
         ("tokenizer_missing", "tokenizer-missing", "the model has no tokenizer that loads here"),
         ("chat_template_missing", "chat-template-file", "(/nope/template.jinja) appears path-like"),
-        ("lora_missing", "lora-missing", "No adapter found for /nope/lora"),
         ("batched_below_seqs", "batched-tokens-below-sequences", "(2) must be greater than or equal"),
         ("tool_parser_unknown", "unknown-parser", "invalid tool call parser: nope"),
         ("tool_without_parser", "tool-choice-without-parser", "requires --tool-call-parser"),
         ("reasoning_parser_unknown", "unknown-parser", "Reasoning parser 'nope' not found"),
-        ("tls_key_missing", "tls-files", "the server's key or certificate cannot be read"),
-        ("kv_too_much", "host-memory-in-use", "less than requested memory for kv (400.0 GiB)"),
         ("ray_missing", "no-ray", "Failed to import Ray: No module named 'ray'"),
-        ("nixl", "no-nixl", "NIXL is not available"),
-        ("ngram_gpu", "gpu-needed", "pin_memory=True requires a CUDA"),
         ("segv_engine", "segmentation-fault", "Segfault encountered"),
     ],
 )
