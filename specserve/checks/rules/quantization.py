@@ -24,8 +24,8 @@ _LEAST_CAPABILITY = {
 def unquantized_mtp(variant: Variant) -> Violations:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantized that the checkpoint's own list does not exclude by the name that
-    vLLM gives it: the start fails after the target is loaded, or no draft is accepted
+    vLLM builds every layer quantized that the checkpoint's own list does not exclude by the name
+    that vLLM gives it: the start fails after the target is loaded, or no draft is accepted
     (vllm-project/vllm#53387, #52649, #43304).
     Instead: a checkpoint that lists these layers there, or one that quantized them.
     Source: vllm/model_executor/layers/quantization/compressed_tensors/utils.py, `ignore`
