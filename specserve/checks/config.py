@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from specserve.models.config import text_config
 from specserve.vllm.limits import only_sizes_cache
 from specserve.vllm.registry import ModelClass, Registry
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from specserve.vllm.registry import Trait
 
 Config = Mapping[str, Any]
-_TEXT_KEYS = ("text_config", "llm_config", "language_config")
 _HEADS = {
     "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
     "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
@@ -53,17 +53,6 @@ def head_config(config: Config) -> Config | None:
         | {"architectures": [name]}
         | ({"eagle_aux_hidden_state_layer_ids": ids} if ids is not None else {})
     )
-
-
-def text_config(config: Config) -> Config:
-    """The part that describes the language model; for a model that only reads text, all of it."""
-    if whole(config, "num_attention_heads") is not None:
-        return config
-    for outer in (section(config, "thinker_config"), config):
-        for key in _TEXT_KEYS:
-            if isinstance(inner := outer.get(key), Mapping):
-                return inner
-    return config
 
 
 def whole(config: Config, *keys: str) -> int | None:

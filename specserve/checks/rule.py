@@ -8,8 +8,9 @@ from functools import cached_property, wraps
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from specserve.checks.config import Config, head_config, text_config
+from specserve.checks.config import Config, head_config
 from specserve.diagnostics import Severity
+from specserve.models.config import text_config
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.fact import Fact, minor

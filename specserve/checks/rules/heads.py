@@ -11,11 +11,10 @@ from specserve.checks.config import (
     layers,
     model_type,
     section,
-    text_config,
     whole,
 )
 from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
-from specserve.models.config import prediction_layers
+from specserve.models.config import prediction_layers, text_config
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
