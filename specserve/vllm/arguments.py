@@ -29,7 +29,7 @@ class Argument:
 
     name: str
     flag: str | None
-    """`--max-num-seqs`; None where there is none (a keyword of `LLM()`, a key of `speculative_config`)."""
+    """`--max-num-seqs`; None: a keyword of `LLM()` alone, or a key of `speculative_config`."""
     kind: Kind
     form: Form = "value"
     negatable: bool = False
@@ -56,7 +56,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class VllmTable:
-    """Every argument, speculation key, method and environment variable that one vLLM version knows."""
+    """Every argument, speculation key, method and variable that one vLLM version knows."""
 
     version: str
     engine: Mapping[str, Argument]
@@ -77,10 +77,12 @@ class VllmTable:
 
     def section(self, name: Section) -> Mapping[str, Argument]:
         """The arguments of one section by name."""
-        return {"engine": self.engine, "frontend": self.frontend, "speculation": self.speculation}[name]
+        return {"engine": self.engine, "frontend": self.frontend, "speculation": self.speculation}[
+            name
+        ]
 
     def options(self) -> dict[str, tuple[Argument, bool]]:
-        """Each option string of `vllm serve` (`--x`, `-x`, `--no-x`): its argument, True if negative."""
+        """Each option string of `vllm serve` (`--x`, `-x`, `--no-x`); True if negative."""
         options: dict[str, tuple[Argument, bool]] = {}
         for argument in (*self.frontend.values(), *self.engine.values()):
             for flag in (argument.flag, *argument.aliases):
@@ -118,7 +120,9 @@ def table_of(
     for section in ("engine", "frontend", "speculation"):
         sections[section] = {}
         for name, item in data[section].items():
-            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+            values: dict[str, Any] = {
+                key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
+            }
             values.setdefault("flag", flag_of(name) if section != "speculation" else None)
             sections[section][name] = Argument(name=name, **values)
     return VllmTable(
@@ -135,16 +139,20 @@ def table_of(
 
 
 def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:
-    """The same value in JSON's types: mappings and dataclasses to dicts, tuples to lists, each scalar by `scalar`."""
+    """A value in JSON's types: dataclasses to dicts, tuples to lists, scalars by `scalar`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item, scalar) for key, item in value.items()}
-    return [jsonable(item, scalar) for item in value] if isinstance(value, (list, tuple)) else scalar(value)
+    return (
+        [jsonable(item, scalar) for item in value]
+        if isinstance(value, (list, tuple))
+        else scalar(value)
+    )
 
 
 def canonical(value: Any) -> Any:
-    """A value in JSON's types with one spelling for each number: vLLM takes `32k` and `32000`, `1` and `1.0` alike."""
+    """A value in JSON's types, each number spelled as one: `32k` is `32000`, and `1.0` is `1`."""
 
     def number(item: Any) -> Any:
         if isinstance(item, float) and item.is_integer():
@@ -160,7 +168,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def human_int(text: str) -> int | None:
-    """`32k` is 32,000 and `32K` is 32,768 (likewise m/M, g/G, t/T); None if the text is no such number.
+    """`32k` is 32,000 and `32K` is 32,768 (likewise m/M, g/G, t/T); None if it is no such number.
 
     A fraction is for the decimal letters only, as in vLLM: `25.6k` is 25,600, `1.5K` is refused.
     """
@@ -174,22 +182,26 @@ def human_int(text: str) -> int | None:
 
 
 def python_value(argument: Argument, value: Any) -> Any:
-    """The value as vLLM's Python classes take it: JSON's types, `1G` as a number, a single item as a list."""
+    """The value as vLLM's classes take it: JSON's types, `1G` as a number, one item as a list."""
     if argument.kind == "int" and isinstance(value, str):
         number = -1 if argument.human_int and value == "auto" else human_int(value)
         return value if number is None else number
-    if argument.kind == "list" and isinstance(value, (str, int, float)) and not _is_none(argument, value):
+    if (
+        argument.kind == "list"
+        and isinstance(value, (str, int, float))
+        and not _is_none(argument, value)
+    ):
         return [value]
     return jsonable(value)
 
 
 def passed(argument: Argument, value: Any) -> tuple[list[str], Any]:
-    """How an argument is passed to vLLM: its words on the command line, and its keyword of `vllm.LLM`."""
+    """How an argument is passed: its words on the command line, and its keyword of `vllm.LLM`."""
     return tokens(argument, value), keyword_value(argument, value)
 
 
 def keyword_value(argument: Argument, value: Any) -> Any:
-    """The value as a keyword of `vllm.LLM`, where the text `None` of the command line is Python's None."""
+    """The value as a keyword of `vllm.LLM`, where the command line's `None` is Python's None."""
     return None if _is_none(argument, value) else python_value(argument, value)
 
 
@@ -198,7 +210,7 @@ def _is_none(argument: Argument, value: Any) -> bool:
 
 
 def tokens(argument: Argument, value: Any) -> list[str]:
-    """The value on the command line of `vllm serve`; nothing where it says what vLLM does anyway."""
+    """The value on the command line; nothing where it says what vLLM does anyway."""
     value, flag, form = python_value(argument, value), argument.flag, argument.form
     if value is None or flag is None:
         return []
@@ -234,7 +246,7 @@ class ArgumentProblem:
     message: str
     help: str | None
     kind: str
-    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it if a plug-in brings it."""
+    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: one may bring it."""
 
 
 _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
@@ -250,7 +262,9 @@ _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operato
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is not an option
 
 
-def value_problems(path: str, argument: Argument, value: Any, *, version: str) -> Iterator[ArgumentProblem]:
+def value_problems(
+    path: str, argument: Argument, value: Any, *, version: str
+) -> Iterator[ArgumentProblem]:
     """What a vLLM version would refuse in a value at this path, and in the keys of a mapping.
 
     A type that the table does not know is not judged.
@@ -269,7 +283,11 @@ def value_problems(path: str, argument: Argument, value: Any, *, version: str) -
         found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         message = f"`{name}` must be {word}; found {quoted(found)}"
         help = "write it without quotes" if _fits_bare(value, wanted) else None
-    elif argument.choices and isinstance(value, (str, int)) and not _is_chosen(value, argument.choices):
+    elif (
+        argument.choices
+        and isinstance(value, (str, int))
+        and not _is_chosen(value, argument.choices)
+    ):
         message = f"`{name}` cannot be {quoted(str(value))}"
         help = _meant(str(value), [str(choice) for choice in argument.choices], "one of")
     elif argument.known and isinstance(value, str) and not _is_known(argument, value):
@@ -306,9 +324,10 @@ def _unspeakable(name: str, argument: Argument, value: list[Any]) -> tuple[str, 
 
 
 _OF_CHECKPOINTS = frozenset({"auto-round", "auto_round", "fp4", "nvfp4", "marlin"})
-"""Other words for a quantization, in place of which vLLM takes what an AutoRound, ModelOpt or GPTQ checkpoint says.
+"""Other words for a quantization, which the checkpoint overrides.
 
-Source: `override_quantization_method` in vllm/model_executor/layers/quantization/inc/inc.py, modelopt.py, auto_gptq.py.
+Source: `override_quantization_method` in inc/inc.py, modelopt.py and auto_gptq.py of
+vllm/model_executor/layers/quantization.
 """
 
 
@@ -334,7 +353,9 @@ def _meant(word: str, known: Sequence[str], lead: str | None = None) -> str | No
 def _broken_bound(argument: Argument, value: float) -> str | None:
     """The bound that a number is beyond."""
     bounds = ((bound, *bound.split(" ")) for bound in argument.bounds)
-    return next((bound for bound, sign, limit in bounds if not _COMPARE[sign](value, float(limit))), None)
+    return next(
+        (bound for bound, sign, limit in bounds if not _COMPARE[sign](value, float(limit))), None
+    )
 
 
 def _key_problems(
@@ -345,7 +366,9 @@ def _key_problems(
     for key, item in value.items():
         place, dotted = f"{path}.{key}", f"{inside}{key}"
         if dotted not in argument.keys:
-            here = [known.removeprefix(inside) for known in argument.keys if known.startswith(inside)]
+            here = [
+                known.removeprefix(inside) for known in argument.keys if known.startswith(inside)
+            ]
             help = _meant(str(key), [known for known in here if "." not in known])
             text = f"vLLM {version} has no {quoted(str(key))} in `{path.partition('.')[2]}`"
             yield ArgumentProblem(place, text, help, "unknown")

@@ -33,7 +33,7 @@ class Fact(Generic[T]):
     file: str
     """Relative to the package `vllm`."""
     line: str
-    """A piece of the file: in every version of the newest value, and in no older one. White space does not count."""
+    """A piece of the file, in every version of the newest value and in no older one."""
 
     def at(self, version: str) -> T:
         """The value in a version such as `0.32.1+cpu`; one older than all gets the first value."""

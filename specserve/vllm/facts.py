@@ -14,12 +14,6 @@ RAY_PIN = "Ray 2.60 asks for vLLM 0.29 by itself"
 
 _CONFIG, _SPECULATIVE = "config/vllm.py", "config/speculative.py"
 
-VOCABULARY_PADDING: Fact[int] = Fact(
-    {"0.31": 64},
-    "model_executor/layers/vocab_parallel_embedding.py",
-    "DEFAULT_VOCAB_PADDING_SIZE = 64",
-)
-"""The tables of a vocabulary are padded to a multiple of so many rows before ranks divide them."""
 INVERSE_FLAGS: Fact[bool] = Fact(
     {"0.31": False, "0.33": True}, "utils/argparse_utils.py", "class EnableDisableAction"
 )
@@ -30,9 +24,6 @@ SMALL_GB10: Fact[bool] = Fact(
     "is_gb10 = current_platform.is_device_capability((12, 1))",
 )
 """A GB10 takes the steps of a small GPU, whatever its memory."""
-
-# which of the two model runners serves: `use_v2_model_runner`
-
 _NO_V2 = frozenset({"suffix", "custom_class", "medusa", "mlp_speculator"})
 V2_LACKS_METHODS: Fact[frozenset[str]] = Fact(
     {
@@ -48,28 +39,16 @@ V2_LACKS_OTHER_VOCABULARY: Fact[bool] = Fact(
     {"0.31": False, "0.32": True}, _CONFIG, '"heterogeneous-vocabulary draft models"'
 )
 """V2 does not serve `use_heterogeneous_vocab`."""
-
-SLOTS_BY_LOOKAHEAD: Fact[bool] = Fact(
-    {"0.31": False, "0.33": True},
-    _CONFIG,
-    "if max_num_batched_tokens <= self.num_lookahead_tokens:",
-)
-"""Of a step, drafting takes all tokens that a draft looks ahead; before, those of one request."""
-BLOCK_DRAFTS_CAP_REQUESTS: Fact[bool] = Fact(
-    {"0.31": False, "0.33": True},
-    _CONFIG,
-    '"The %s draft pass needs %d query tokens per request within "',
-)
-"""`dflash` and `dspark` lower the number of running requests to what fits into their own pass."""
-
-# context lengths
-
 SHORTENS_TARGET: Fact[bool] = Fact(
     {"0.31": False, "0.33": True}, _CONFIG, "def _limit_max_model_len_to_draft(self) -> None:"
 )
 """V2 lowers the server's context to that of a shorter draft; before, it keeps it."""
 ROPES_NOT_MULTIPLIED: Fact[frozenset[str]] = Fact(
-    {"0.31": frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})},
+    {
+        "0.31": frozenset(
+            {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+        )
+    },
     "config/model.py",
     '"yarn", "deepseek_yarn", "deepseek_llama_scaling",',
 )
@@ -85,4 +64,6 @@ STRETCHED_HEADS: Fact[frozenset[str]] = Fact(
 """The methods whose heads get as many positions as the target is served with."""
 
 
-FACTS: dict[str, Fact[object]] = {name: value for name, value in globals().items() if isinstance(value, Fact)}
+FACTS: dict[str, Fact[object]] = {
+    name: value for name, value in globals().items() if isinstance(value, Fact)
+}

@@ -1,6 +1,7 @@
-"""Combinations that vLLM starts with and then fails, or silently changes: one row each, back to 0.19.
+"""Combinations that vLLM starts with and then fails, or silently changes, back to 0.19.
 
-The rows stand in features.json. `when` holds what must be so; `*` is any value, null none, a list one of these.
+The rows stand in features.json. `when` holds what must be so; `*` is any value, null none, a list
+one of these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Feature:
         return [f"0.{number}" for number in range(_number(self.since), until)]
 
     def applies(self, method: str, value: Callable[[str], Any]) -> bool:
-        """Whether a block of this method is such a combination. `value` answers for each name in `when`."""
+        """Whether a block of this method is such a combination. `value` answers for `when`."""
         return (not self.methods or method in self.methods) and all(
             _matches(value(name), wanted) for name, wanted in self.when.items()
         )
@@ -50,7 +51,11 @@ class Feature:
 def _matches(found: Any, wanted: Any) -> bool:
     if wanted == "*":
         return found is not None
-    return found in wanted if isinstance(wanted, list) else found == wanted and type(found) is type(wanted)
+    return (
+        found in wanted
+        if isinstance(wanted, list)
+        else found == wanted and type(found) is type(wanted)
+    )
 
 
 def _number(minor: str) -> int:
@@ -61,12 +66,14 @@ def _number(minor: str) -> int:
 def features() -> tuple[Feature, ...]:
     """Every row."""
     text = Path(__file__).with_name("features.json").read_text(encoding="utf-8")
-    return tuple(Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text))
+    return tuple(
+        Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text)
+    )
 
 
 @lru_cache
 def minors_before(oldest: str, *, spec: str) -> tuple[str, ...]:
-    """The minors from 0.19 on that are older than one of them, with a release in a PEP 440 range."""
+    """The minors from 0.19 on that are older than one, with a release in a PEP 440 range."""
     from packaging.specifiers import SpecifierSet
 
     specifiers = SpecifierSet(spec)

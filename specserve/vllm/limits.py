@@ -1,16 +1,15 @@
-"""How much vLLM takes: requests and tokens of a step, captured CUDA graphs, the longest sequence of a model."""
+"""How much vLLM takes: requests and tokens of a step, sizes of graphs, the longest sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from specserve.vllm.facts import ROPES_NOT_MULTIPLIED, SMALL_GB10
 
 CPU_DEFAULTS = (2048, 128)
-"""(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank. Source: `get_batch_defaults` in arg_utils.py."""
-SCHEDULE = "num_speculative_tokens_per_batch_size"
+"""(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank, by `get_batch_defaults`."""
 LEAST_SEQUENCES = 256
 """The smallest default of `max_num_seqs` on a GPU."""
 
@@ -18,7 +17,7 @@ LEAST_SEQUENCES = 256
 def batch_defaults(
     version: str, *, gpu: str, gpu_bytes: int, compute_capability: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on GPUs of this name, memory and architecture.
+    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on such GPUs.
 
     Source: vllm/engine/arg_utils.py, `get_batch_defaults`.
     """
@@ -28,77 +27,13 @@ def batch_defaults(
     return (8192, 1024) if gpu_bytes >= 70 * 2**30 and not is_small else (2048, 256)
 
 
-def graph_setting(engine: Mapping[str, Any], name: str) -> Any:
-    """An argument that may also stand in `compilation_config`."""
-    compilation = engine.get("compilation_config")
-    return engine.get(name, compilation.get(name) if isinstance(compilation, Mapping) else None)
-
-
-def _graph_mode(engine: Mapping[str, Any]) -> str | None:
-    """`cudagraph_mode` in capitals, or as its number; None: vLLM's default."""
-    mode = graph_setting(engine, "cudagraph_mode")
-    return None if mode is None else str(mode).upper()
-
-
 def is_eager(engine: Mapping[str, Any]) -> bool:
     """Whether the arguments keep vLLM from capturing any CUDA graph."""
-    no_graphs = _graph_mode(engine) in ("NONE", "0")
+    inner = engine.get("compilation_config")
+    inside = inner.get("cudagraph_mode") if isinstance(inner, Mapping) else None
+    mode = engine.get("cudagraph_mode", inside)
+    no_graphs = mode is not None and str(mode).upper() in ("NONE", "0")
     return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
-
-
-def has_full_graphs(engine: Mapping[str, Any], *, runner: str, keys: Mapping[str, Any]) -> bool:
-    """Whether the arguments let vLLM capture whole steps, and not only the pieces between attention layers.
-
-    `runner`: `v1`, `v2` or `cpu`; `keys`: of the block of speculation.
-
-    Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`.
-    """
-    if runner == "cpu" or is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
-        return False
-    mode = _graph_mode(engine)
-    return mode not in ("PIECEWISE", "1") if mode else engine.get("optimization_level") != 1
-
-
-class Captured(NamedTuple):
-    """The CUDA graphs of a launch."""
-
-    graphs: int
-    largest: int
-    """Tokens of the largest captured batch."""
-
-
-NO_GRAPHS = Captured(0, 0)
-
-
-def captured_graphs(
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    decode_tokens: int = 1,
-    tiers: int = 1,
-    drafts: bool = False,
-    sizes: Sequence[int] | None = None,
-    largest: int | None = None,
-    whole: bool = True,
-    blackwell: bool = False,
-) -> Captured:
-    """How many graphs vLLM captures, and for how many tokens at most.
-
-    In pieces for every size, whole for those that a decode step can have; whole once more for the draft's own steps.
-    `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule; `drafts`: a
-    draft network runs; `sizes`, `largest`, `whole`: what the profile sets. Source: vllm/config/vllm.py 0.32,
-    `_set_cudagraph_sizes`.
-    """
-    ceiling = 1024 if blackwell else 512
-    most = min(largest or min(2 * max_num_seqs * decode_tokens, ceiling), max_num_batched_tokens)
-    if sizes is None:
-        requests = min(max_num_seqs, ceiling)
-        decode = {count * decode_tokens for count in (*capture_sizes(requests), requests)}
-        pieces = {*capture_sizes(most), *(size for size in decode if size <= most)}
-    else:
-        decode = pieces = {size for size in sizes if size <= max_num_batched_tokens}
-    full = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
-    return Captured(len(pieces) + whole * full * (2 if drafts else 1), max(pieces, default=0))
 
 
 def capture_sizes(largest: int) -> list[int]:
@@ -124,7 +59,7 @@ class Length:
     """The context of a model, in tokens, if its config.json says it."""
 
     most: int
-    """The largest `max_model_len` that vLLM accepts without being told to ignore the model's limit."""
+    """The largest `max_model_len` that vLLM accepts."""
     default: int
     """What vLLM serves if `max_model_len` is not given."""
     key: str
@@ -132,14 +67,18 @@ class Length:
 
 
 def context_length(config: Mapping[str, Any], version: str) -> Length | None:
-    """The context that a version derives from the language part of a config.json; None if it does not say it.
+    """The context that a version derives from the language part of a config.json; None: unsaid.
 
     Source: vllm/config/model.py, `_get_and_verify_max_len`.
     """
     found = {key: length for key in _KEYS if (length := _length(config, key)) is not None}
     if not found:
         return None
-    key = "model_max_length" if "model_max_length" in found else min(found, key=lambda name: found[name])
+    key = (
+        "model_max_length"
+        if "model_max_length" in found
+        else min(found, key=lambda name: found[name])
+    )
     derived, own = float(found[key]), found.get("model_max_length", 0)
     if "gemma3" not in str(config.get("model_type")):
         derived = _stretched(config, derived, version)
@@ -179,7 +118,7 @@ def rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def only_sizes_cache(config: Mapping[str, Any]) -> bool:
-    """Whether longer positions need no more than a longer table, so that a head can get those of its target."""
+    """Whether longer positions need only a longer table, so that a head can get its target's."""
     return all(rope_type(rope) in _CACHE_ONLY for rope in ropes(config))
 
 

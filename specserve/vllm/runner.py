@@ -37,7 +37,10 @@ def which_runner(
         platform == "cpu"  # it has no Triton
         or method in facts.V2_LACKS_METHODS.at(version)
         or (block.get("parallel_drafting") is True and method not in BLOCK_DRAFTS)
-        or (block.get("use_heterogeneous_vocab") is True and facts.V2_LACKS_OTHER_VOCABULARY.at(version))
+        or (
+            block.get("use_heterogeneous_vocab") is True
+            and facts.V2_LACKS_OTHER_VOCABULARY.at(version)
+        )
         or arguments.get("enable_dbo") is True
         or _above_one(arguments, "ubatch_size")
         or (

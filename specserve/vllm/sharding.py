@@ -22,7 +22,8 @@ _OWN_HEADS = (
 """Types whose heads vLLM counts in ways of their own (`model_arch_config_convertor`)."""
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = (
-    "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups",
+    "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
+    "num_attention_groups",
 )  # fmt: skip
 _STATE_HEADS = ("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
 _STATE_GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
@@ -33,8 +34,8 @@ _SHARED = (
 )  # fmt: skip
 _DIVIDED_TOWERS = {
     "aimv2", "clip", "ernie4_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "keye",
-    "llama4", "moonvit", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe",
-    "qwen3_vl", "qwen3_vl_moe", "siglip", "smolvlm", "step3",
+    "llama4", "moonvit", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+    "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "siglip", "smolvlm", "step3",
 }  # fmt: skip
 """Vision towers whose heads must divide (`divide(num_heads, tp_size)`); others are copied whole
 (`is_vit_use_data_parallel(num_heads)` in models/vision.py), padded (InternViT), or not known."""
@@ -69,7 +70,7 @@ class Problem(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """The pieces of a quantized matrix that must stay whole, in columns; 1: any column stands alone."""
+    """The pieces of a quantized matrix that must stay whole, in columns."""
 
     name: str = ""
     piece: int = 1
@@ -97,7 +98,7 @@ def problems(
     vision: Config | None = None,
     has_adapters: bool = False,
 ) -> list[Problem]:
-    """What vLLM cannot divide of a model. `text`: the language part of config.json; `vision`: its tower.
+    """What vLLM cannot divide of a model. `text`: config.json's language; `vision`: its tower.
 
     What config.json does not show, or what vLLM handles in ways that are not known, is left out.
     """
@@ -120,7 +121,7 @@ def problems(
 
 
 def next_sizes(works: Callable[[int], bool], wanted: int, *, most: int) -> list[int]:
-    """The tensor-parallel sizes that work nearest to the wanted one: below, and above up to `most`."""
+    """The tensor-parallel sizes that work nearest to the wanted one: below, above up to `most`."""
     below = next((size for size in range(min(wanted - 1, most), 0, -1) if works(size)), None)
     above = next((size for size in range(wanted + 1, most + 1) if works(size)), None)
     return [size for size in (below, above) if size is not None]
@@ -129,7 +130,7 @@ def next_sizes(works: Callable[[int], bool], wanted: int, *, most: int) -> list[
 def _undivided(
     what: str, total: int, ranks: int, *, grid: _Grid | None = None, piece: int = 1
 ) -> Iterator[Problem]:
-    """`divide` (distributed/utils.py); with a grid, `validate_fp8_block_shape` (utils/fp8_utils.py) and
+    """`divide` (distributed/utils.py); with a grid, `validate_fp8_block_shape` (fp8_utils.py) and
     `verify_group_size_divides_partition` for the input of a row-parallel matrix."""
     size, is_width = total // ranks, "width" in what
     if total % ranks:
@@ -141,7 +142,7 @@ def _undivided(
 
 
 def _attention(text: Config, tensor: int, quantization: Config) -> Iterator[Problem]:
-    """`verify_with_parallel_config` (config/model.py) and `QKVParallelLinear` (layers/linear.py)."""
+    """`verify_with_parallel_config` (config/model.py), `QKVParallelLinear` (layers/linear.py)."""
     heads = None if str(text.get("model_type")) in _OWN_HEADS else number(text, *_HEADS)
     if heads is None:
         return
@@ -158,7 +159,9 @@ def _attention(text: Config, tensor: int, quantization: Config) -> Iterator[Prob
         what = "the width of the attention's output"
         yield from _undivided(what, heads * size, tensor, grid=grid, piece=grid.piece)
     query = (number(text, "qk_nope_head_dim") or 0) + (number(text, "qk_rope_head_dim") or 0)
-    if is_latent and query and grid.rows > 1 and heads % tensor == 0:  # rows of one matrix (`q_b_proj`)
+    if (
+        is_latent and query and grid.rows > 1 and heads % tensor == 0
+    ):  # rows of one matrix (`q_b_proj`)
         what = "the width of the queries"
         yield from _undivided(what, heads * query, tensor, grid=grid, piece=grid.rows)
 
@@ -184,7 +187,9 @@ def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Proble
     if each and not ranks.keeps_experts_whole:
         # `refine_fp8_moe_block_shape` (fused_moe/oracle/fp8.py), `MoeWNA16Method.create_weights`
         grid = _grid(quantization, "mlp.experts.0.down_proj")
-        finest = math.gcd(grid.piece, each // ranks.experts, number(text, "hidden_size") or grid.piece)
+        finest = math.gcd(
+            grid.piece, each // ranks.experts, number(text, "hidden_size") or grid.piece
+        )
         piece = 1 if grid.piece > grid.finest <= finest else grid.piece
         what = "the width of each expert"
         for problem in _undivided(what, each, ranks.experts, grid=grid, piece=piece):
@@ -192,7 +197,7 @@ def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Proble
 
 
 def _grid(quantization: Config, *modules: str) -> _Grid:
-    """What the quantization of these modules keeps whole; nothing if not known, or padded (MXFP4)."""
+    """What the quantization of these modules keeps whole; nothing if unknown or padded (MXFP4)."""
     method = str(quantization.get("quant_method") or "").replace("_", "-")
     if not method or any(_is_plain(quantization, module) for module in modules):
         return _Grid()
@@ -202,7 +207,9 @@ def _grid(quantization: Config, *modules: str) -> _Grid:
         return _Grid("quantization groups", group, _FINEST_BLOCK)
     groups = quantization.get("config_groups")
     groups = [*groups.values()] if isinstance(groups, Mapping) else []
-    weights = groups[0].get("weights") if len(groups) == 1 and isinstance(groups[0], Mapping) else None
+    weights = (
+        groups[0].get("weights") if len(groups) == 1 and isinstance(groups[0], Mapping) else None
+    )
     if method != "compressed-tensors" or not isinstance(weights, Mapping):
         return _Grid()
     if weights.get("strategy") == "block" and (block := _block(weights.get("block_structure"))):
@@ -214,14 +221,18 @@ def _grid(quantization: Config, *modules: str) -> _Grid:
 
 
 def _block(found: Any) -> tuple[int, int] | None:
-    is_block = isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
+    is_block = (
+        isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
+    )
     return (found[0], found[1]) if is_block else None
 
 
 def _is_plain(quantization: Config, module: str) -> bool:
-    """Whether the checkpoint lists this module of any layer among those that it does not quantize."""
+    """Whether the checkpoint lists this module of any layer as not quantized."""
     names = [f"{root}.layers.0.{module}" for root in ("model", "model.language_model")]
-    lists = [quantization.get(key) for key in ("ignore", "modules_to_not_convert", "ignored_layers")]
+    lists = [
+        quantization.get(key) for key in ("ignore", "modules_to_not_convert", "ignored_layers")
+    ]
     for entry in (str(entry) for found in lists if isinstance(found, list) for entry in found):
         if entry.startswith("re:"):
             with suppress(re.error):

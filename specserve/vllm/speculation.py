@@ -1,4 +1,4 @@
-"""The methods of speculation: what each is, the keys of its block, and the one that vLLM really runs."""
+"""The methods of speculation: what each is, the keys of its block, the one that vLLM runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Key:
     choices: tuple[str, ...] = ()
     items: Kind | None = None
     numeric: bool = True
-    """Of a text: whether a number without quotes may be meant as one, such as `0123456` for a commit."""
+    """Of a text: whether a number without quotes may be meant, such as `0123456` for a commit."""
     pattern: str = ""
     """Of a text: what all of it must match; `form` says that in words."""
     form: str = ""
@@ -52,7 +52,8 @@ _EVERY = {
     "num_speculative_tokens": Key("int", "K: tokens drafted per step.", minimum=1),
     "num_speculative_tokens_per_batch_size": Key(
         "schedule",
-        "K by running requests: [[first, last, K], …], inclusive; the last K holds above; K = 0: no speculation.",
+        "K by running requests: [[first, last, K], …], inclusive; the last K holds above; "
+        "K = 0: no speculation.",
     ),
     "rejection_sample_method": Key(
         "str", "How drafts are verified.", choices=("standard", "synthetic", "block", "fly")
@@ -60,7 +61,9 @@ _EVERY = {
     "synthetic_acceptance_rates": Key(
         "list", "Synthetic acceptance per position, for benchmarks.", items="float"
     ),
-    "synthetic_acceptance_length": Key("float", "Synthetic mean acceptance length, for benchmarks."),
+    "synthetic_acceptance_length": Key(
+        "float", "Synthetic mean acceptance length, for benchmarks."
+    ),
     "fly_window_size": Key("int", "Window of the lossy `fly` verification.", minimum=1),
     "fly_entropy_threshold": Key("float", "Entropy threshold of `fly`.", minimum=0),
     "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly`.", minimum=1),
@@ -74,7 +77,9 @@ _DRAFT = {
         "The draft or head: a Hub id, or a path from the folder of the profile.",
         numeric=False,
     ),
-    "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
+    "draft_tensor_parallel_size": Key(
+        "int", "Tensor parallel size of the draft: the target's.", minimum=1
+    ),
     "draft_sample_method": Key(
         "str",
         "How drafts are sampled; vLLM's default is `greedy`.",
@@ -93,7 +98,9 @@ _DRAFT = {
     "disable_eagle_block_drop": Key("bool", "Keep the last block of a prefix-cache hit."),
     "disable_lookahead_block_hashes": Key("bool", "No hashes for lookahead blocks."),
     "index_share_for_mtp_iteration": Key("bool", "Share the sparse index between MTP steps."),
-    "draft_lm_head_quantization": Key("str", "Quantize the draft's head.", choices=("fp8", "nvfp4")),
+    "draft_lm_head_quantization": Key(
+        "str", "Quantize the draft's head.", choices=("fp8", "nvfp4")
+    ),
     "enable_adaptive_verification": Key("bool", "Verify fewer drafts if they are unlikely."),
 }
 _NGRAM = {
@@ -102,14 +109,18 @@ _NGRAM = {
 }
 _SUFFIX = {
     "suffix_decoding_max_tree_depth": Key("int", "Depth of the suffix tree.", minimum=1),
-    "suffix_decoding_max_cached_requests": Key("int", "Requests kept in the global tree.", minimum=0),
+    "suffix_decoding_max_cached_requests": Key(
+        "int", "Requests kept in the global tree.", minimum=0
+    ),
     "suffix_decoding_max_spec_factor": Key("float", "Drafted tokens per matched token.", minimum=0),
     "suffix_decoding_min_token_prob": Key(
         "float", "Least probability of a drafted token.", minimum=0, maximum=1
     ),
 }
 _HETEROGENEOUS = {
-    "use_heterogeneous_vocab": Key("bool", "Draft with another tokenizer: only common tokens are drafted.")
+    "use_heterogeneous_vocab": Key(
+        "bool", "Draft with another tokenizer: only common tokens are drafted."
+    )
 }
 _DFLASH = {"xpress_topc": Key("int", "Candidates of an XPress drafter; 0: all.", minimum=0)}
 _DSPARK = {"dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1)}
@@ -120,10 +131,10 @@ class Method:
     """What a method of speculation is, and which keys its block takes."""
 
     draft: Literal["model", "head", "text", "class"]
-    """What drafts: a model of its own, layers on the target's hidden states, the text so far, or a class."""
+    """What drafts: a model of its own, layers on the target's states, the text so far, a class."""
     keys: Mapping[str, Key]
     needs: tuple[str, ...] = ()
-    """The keys that its block must have; a head may know K itself, and lie in the target's repository."""
+    """The keys that its block must have; a head may know K, and lie in the target's repository."""
     in_one_pass: bool = False
     """Whether the draft writes all K tokens in one pass."""
     in_target: bool = False
@@ -145,7 +156,9 @@ METHODS: Mapping[str, Method] = {
     "dspark": Method("head", {**_OF_DRAFT, **_DSPARK}, in_one_pass=True, in_target=True),
     "custom_class": Method("class", _OF_DRAFT, ("model", _K)),
 }
-EVERY_KEY: Mapping[str, Key] = {name: key for method in METHODS.values() for name, key in method.keys.items()}
+EVERY_KEY: Mapping[str, Key] = {
+    name: key for method in METHODS.values() for name, key in method.keys.items()
+}
 BLOCK_DRAFTS = frozenset(name for name, method in METHODS.items() if method.in_one_pass)
 HEADS = frozenset(
     name for name, method in METHODS.items() if method.draft == "head" and not method.in_one_pass
@@ -156,16 +169,17 @@ REMOVED = {
     "mlp_speculator": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts hidden states and does not speculate",
 }
-_LOOKS_AHEAD = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
 _BY_NAME = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"))
-_KEPT = frozenset({"eagle", "eagle3", "dflash", "dspark", "ngram", "ngram_gpu", "suffix", "custom_class"})
+_KEPT = frozenset(
+    {"eagle", "eagle3", "dflash", "dspark", "ngram", "ngram_gpu", "suffix", "custom_class"}
+)
 
 
 def retyped(method: str, model: str) -> tuple[str, str] | None:
-    """The method that vLLM puts in place of this one and the part of the name that makes it so; else None.
+    """The method that vLLM puts in place of this one, and the part of the name that does; or None.
 
     The draft's name decides: `__post_init__` in vllm/config/speculative.py.
-    `model` is the draft as vLLM gets it, directories included (the target's, for `mtp` without a model).
+    `model` is the draft as vLLM gets it, with its directories (the target's, for a bare `mtp`).
     """
     if method in _KEPT:
         return None
@@ -174,21 +188,3 @@ def retyped(method: str, model: str) -> tuple[str, str] | None:
         if part in name:
             return other, part
     return None
-
-
-def needed_slots(version: str, *, method: str, num_speculative_tokens: int, parallel: bool) -> int:
-    """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start.
-
-    `parallel`: whether the block says `parallel_drafting`.
-    Source: `_set_max_num_scheduled_tokens` in vllm/config/vllm.py.
-    """
-    k, parallel = num_speculative_tokens, parallel or method in BLOCK_DRAFTS
-    if not facts.SLOTS_BY_LOOKAHEAD.at(version):
-        if method == "dflash":
-            return k
-        if parallel:
-            return k if method == "draft_model" else k - 1
-        return int(method == "draft_model")
-    if method == "dflash":
-        return k + 1
-    return k if method in _LOOKS_AHEAD else 0

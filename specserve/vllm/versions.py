@@ -160,7 +160,9 @@ def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
         return in_range(spec)
     known = known_versions()
     own = installed_version() if here else None
-    return tuple(name for name in known if name in known[-2:] or (own and minor(name) == minor(own)))
+    return tuple(
+        name for name in known if name in known[-2:] or (own and minor(name) == minor(own))
+    )
 
 
 def contains(spec: str, version: str) -> bool:
@@ -219,7 +221,8 @@ def argument_names() -> frozenset[str]:
 
 
 def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
-    """The first version from which on each takes what the newest takes; what the one before refuses.
+    """The first version from which on each takes what the newest takes, and what the one before
+    refuses.
 
     `refused` says what a version refuses. None if every known version takes it.
     """
@@ -240,7 +243,7 @@ class Replacement:
     now: str | None = None
     """Its dotted place in a profile; None if nothing took its place."""
     values: Mapping[str, Any] | None = None
-    """The value of today by the earlier one as JSON, `*` for any other; None: they stay as they are."""
+    """The value of today by the earlier one as JSON, `*` for any other; None: the same ones."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """What has to be set beside it, by dotted place."""
     aliases: tuple[str, ...] = ()
