@@ -23,6 +23,8 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = 0  # whoever read stdout has seen enough
     _flush()
+    if "huggingface_hub" in sys.modules:
+        os._exit(code)  # a download that goes on in a thread is not waited for
     sys.exit(code)
 
 

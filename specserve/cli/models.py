@@ -24,7 +24,7 @@ def lock(
     The lock is the file NAME.lock.json beside NAME.yaml. It holds the commits, configurations,
     tensor shapes and hashes of the models, and how their tokenizers compare. `up`, `plan` and
     `generate` then use exactly these files, and `check --locked` needs nothing else. For weights in
-    a directory, the lock records size and header. A lock that is up to date is not rewritten. With
+    a directory, the lock records size and tensors. A lock that is up to date is not rewritten. With
     HF_HUB_OFFLINE=1, lock reads only directories and the Hub cache.
 
     \b
@@ -96,7 +96,7 @@ def pull(
             if each.missing:
                 size = f"{each.missing_bytes / 1e6:,.0f} MB"
                 say(f"downloading {name}: {count(len(each.missing), 'file')}, {size}")
-            fetch_files(each, cache=cache, stall_s=loaded.server.stall_timeout_s)
+            fetch_files(each, cache=cache)
             say(f"{name}: {count(len(each.files), 'file')}, complete")
             out(str(each.folder))
     except HubUnreachable as error:

@@ -138,15 +138,15 @@ def _on_the_hub(target: str, read: Read) -> Iterator[Draft]:
     """The heads that the Hub lists under the target. Raises FactError if it does not answer."""
     from specserve.models.hub import derived_drafts
 
-    for one in derived_drafts(target):
+    for model, license, day in derived_drafts(target):
         try:
-            method = method_of(read(one.model, None).config)
+            method = method_of(read(model, None).config)
         except FactError:  # gated, or broken: nobody can tell what it is
             continue
         if method:
-            source = Source(f"https://huggingface.co/{one.model}", one.date)
+            source = Source(f"https://huggingface.co/{model}", day)
             note = "listed by the Hub; not in the catalogue"
-            yield Draft(target, method, (source,), model=one.model, license=one.license, note=note)
+            yield Draft(target, method, (source,), model=model, license=license, note=note)
 
 
 def _profile(target_or_profile: str, machine: Machine | None) -> Profile:

@@ -1,4 +1,4 @@
-"""config.json of a model: the part of its language model, numbers in it, prediction layers, quantization."""
+"""config.json of a model: its language model, numbers, prediction layers, quantization."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def integer(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
+def integer(
+    config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1
+) -> int:
     """The whole number at the first of these keys that is there, else the default.
 
     Raises FactError for another value, and for none of the keys without a default.
@@ -47,7 +49,9 @@ def integer(config: Mapping[str, Any], *keys: str, default: int | None = None, l
             value = int(value)
         if type(value) is not int or not least <= value < _LARGEST:
             shown = repr(value) if len(repr(value)) <= 40 else f"{value!r:.37}..."
-            raise FactError(f"`{key}` in config.json is {shown}: expected a whole number from {least} up")
+            raise FactError(
+                f"`{key}` in config.json is {shown}: expected a whole number from {least} up"
+            )
         return value
     if default is None:
         raise FactError(f"`{keys[0]}` is missing in config.json")
@@ -57,7 +61,9 @@ def integer(config: Mapping[str, Any], *keys: str, default: int | None = None, l
 def names(config: Mapping[str, Any], key: str) -> list[str]:
     """A list of names; empty without one. Raises FactError for another value."""
     value = config.get(key)
-    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+    if value is not None and not (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    ):
         raise FactError(f"`{key}` in config.json is not a list of names")
     return value or []
 
@@ -77,7 +83,7 @@ ONE_LAYER = frozenset({
 
 
 def prediction_layers(config: Mapping[str, Any]) -> int | None:
-    """The number of multi-token prediction layers, 0 included; None if config.json does not say it."""
+    """The number of multi-token prediction layers, 0 included; None if it is not said."""
     if str(config.get("model_type")) in ONE_LAYER:
         return 1
     for key in _COUNTS:

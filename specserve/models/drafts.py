@@ -1,4 +1,4 @@
-"""Published drafts: heads, draft models and layers of the target itself, each with the page that names it."""
+"""Published drafts: heads, draft models, layers of the target; each with the page that names it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NEAR = 0.94
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmte](?![a-z0-9])")
 """A number of parameters or experts: `8b`, `0.6b`, `8x7b`, `a22b`, `e4b`, `128e`."""
 _SIZE_WORDS = frozenset({
-    "air", "flash", "large", "linear", "lite", "max", "medium", "mini", "nano", "next", "pro", "small", "super",
-    "tiny", "ultra",
+    "air", "flash", "large", "linear", "lite", "max", "medium", "mini", "nano", "next", "pro",
+    "small", "super", "tiny", "ultra",
 })  # fmt: skip
 """What says the size in a name without such a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What the authors say of acceptance: `length` is tokens in a step, the target's own included."""
+    """What the authors say: `length` is tokens in a step, the target's own included."""
 
     workload: str
     k: int | None = None
@@ -50,10 +50,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One way to speculate for a target. Without `model`, the layers are in the target's own checkpoint.
+    """One way to speculate for a target. Without `model`, the layers are in its own checkpoint.
 
-    None is what no source says. `num_speculative_tokens` is what the authors trained for or recommend, `vllm` the
-    first version that they name, `parameters` a count, `context` tokens.
+    None is what no source says. `num_speculative_tokens` is what the authors trained for or
+    recommend, `vllm` the first version that they name, `parameters` a count, `context` tokens.
     """
 
     target: str
@@ -78,7 +78,9 @@ class Draft:
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Draft, ...]:
     """Every published draft that ships with specserve."""
-    rows = json.loads(resources.files(__package__).joinpath("drafts.json").read_text(encoding="utf-8"))
+    rows = json.loads(
+        resources.files(__package__).joinpath("drafts.json").read_text(encoding="utf-8")
+    )
     return tuple(
         Draft(
             **{
@@ -103,11 +105,13 @@ def drafts_for(target: str) -> Sequence[Draft]:
     """
     name = plain_name(target)
     found = [draft for draft in catalogue() if plain_name(draft.target) == name]
-    return sorted(found, key=lambda draft: (draft.model is not None, -draft.length, draft.model or ""))
+    return sorted(
+        found, key=lambda draft: (draft.model is not None, -draft.length, draft.model or "")
+    )
 
 
 def plain_name(model: str) -> str:
-    """The repository's name in lower case, without its owner and without words for a quantization."""
+    """The repository's name in lower case, without its owner and words for a quantization."""
     return _BUILD.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
 
 
@@ -118,7 +122,7 @@ def heads_named(model: str) -> tuple[Draft, ...]:
 
 
 def head_meant(model: str) -> str | None:
-    """The head of the catalogue that a misspelt id means: same publisher and numbers, nearly the same letters."""
+    """The head of the catalogue that a misspelt id means: same publisher, same numbers."""
     from difflib import SequenceMatcher
 
     owner, numbers = model.lower().partition("/")[0], re.findall("[0-9]+", model)
@@ -136,22 +140,26 @@ Kinship = Literal["same", "release", "fine-tune", "other"]
 def kinship(target: str, model: str) -> Kinship | None:
     """What a target is to a model of the catalogue, by its name; None if that decides nothing.
 
-    `other` is of another family, generation or size, `release` of another number within the generation (3 and 3.1),
-    `fine-tune` whatever else has another name. Only the publisher of a family, or one of quantized copies, says by a
-    name what a model is.
+    `other` is of another family, generation or size, `release` of another number within the
+    generation (3 and 3.1), `fine-tune` whatever else has another name. Only the publisher of a
+    family, or one of quantized copies, says by a name what a model is.
     """
     name, other = plain_name(target), plain_name(model)
     if name == other:
         return "same"
     tokens, its_tokens = tokenizer_family(target), tokenizer_family(model)
-    if tokens is None and target.lower().rpartition("/")[0] not in _publishers().get(_first_word(name), ()):
+    if tokens is None and target.lower().rpartition("/")[0] not in _publishers().get(
+        _first_word(name), ()
+    ):
         return None
     own, its = _generations(name), _generations(other)
     numbers = [(own[family], its[family]) for family in own.keys() & its.keys()]
     pairs = [(a, b) for a, b in numbers if a and b and a[0] == b[0]]
     sizes, theirs = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
     words = {*re.split(r"[-_.]", name)} ^ {*re.split(r"[-_.]", other)}
-    is_resized = not (sizes <= theirs or theirs <= sizes) if sizes and theirs else bool(words & _SIZE_WORDS)
+    is_resized = (
+        not (sizes <= theirs or theirs <= sizes) if sizes and theirs else bool(words & _SIZE_WORDS)
+    )
     is_foreign = tokens.name != its_tokens.name if tokens and its_tokens else not numbers
     if is_foreign or is_resized or any(a[1] != b[1] for a, b in pairs):
         return "other"
@@ -160,7 +168,7 @@ def kinship(target: str, model: str) -> Kinship | None:
 
 @lru_cache(maxsize=1)
 def _publishers() -> dict[str, set[str]]:
-    """The publishers of each family of the catalogue's targets, by the first word of their names."""
+    """The publishers of each family of targets, by the first word of their names."""
     found: dict[str, set[str]] = {}
     for draft in catalogue():
         word, owner = _first_word(plain_name(draft.target)), draft.target.lower().rpartition("/")[0]
@@ -173,7 +181,7 @@ def _first_word(name: str) -> str:
 
 
 def _generations(name: str) -> dict[str, tuple[str, str, str] | None]:
-    """The families that a name contains, each with letter, generation and release: `k`, `2` and `5` of `kimi-k2.5`."""
+    """The families in a name, with letter, generation, release: `k`, `2`, `5` of `kimi-k2.5`."""
     families = "|".join(map(re.escape, _publishers()))
     number = r"(?:[-_]?([a-z]?)(\d+)(?:[._](\d+))?(?![\dbxmte]))?"
     found = re.finditer(rf"(?<![a-z])({families}){number}", name)

@@ -1,4 +1,4 @@
-"""Whose token ids mean the same: tokenizer families of published models by their names, each with its source."""
+"""Whose token ids mean the same: tokenizer families by the names of published models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Table(NamedTuple):
     families: dict[str, TokenizerFamily | None]
     """By the start of an id in lower case; None if no source decides."""
     names: dict[str, str]
-    """The start of an id as its publisher writes it, by the same without the publisher in lower case."""
+    """The start of an id as its publisher writes it, by its lower-case form without publisher."""
     renamed: dict[str, str]
     misspelt: dict[str, str]
     copies: frozenset[str]
@@ -56,7 +56,9 @@ class _Table(NamedTuple):
 @lru_cache(maxsize=1)
 def _table() -> _Table:
     data: dict[str, Any] = json.loads(_FILE.read_bytes())
-    families: dict[str, TokenizerFamily | None] = {start.lower(): None for start in data["undecided"]}
+    families: dict[str, TokenizerFamily | None] = {
+        start.lower(): None for start in data["undecided"]
+    }
     names = {wrong.lower().partition("/")[2]: right for wrong, right in data["misspelt"].items()}
     for name, entries in data["families"].items():
         for size, source, starts in entries:
@@ -66,7 +68,9 @@ def _table() -> _Table:
     renamed, misspelt = (
         {old.lower(): new for old, new in data[key].items()} for key in ("renamed", "misspelt")
     )
-    return _Table(families, names, renamed, misspelt, frozenset(owner.lower() for owner in data["copies"]))
+    return _Table(
+        families, names, renamed, misspelt, frozenset(owner.lower() for owner in data["copies"])
+    )
 
 
 def tokenizer_family(model: str) -> TokenizerFamily | None:
@@ -86,7 +90,7 @@ def tokenizer_family(model: str) -> TokenizerFamily | None:
 
 
 def published_name(model: str) -> PublishedName | None:
-    """The name that was meant by an id that is renamed, misspelt or without its publisher; None for every other."""
+    """The name that an id means which is renamed, misspelt or without its publisher; else None."""
     table, (owner, _, name) = _table(), model.rpartition("/")
     if len(model) > _LONGEST:
         return None
@@ -105,7 +109,9 @@ def published_name(model: str) -> PublishedName | None:
             return PublishedName(meant, "bare")
         from difflib import SequenceMatcher  # needed for an unknown publisher of a known name only
 
-        is_near = SequenceMatcher(None, owner.lower(), meant.lower().partition("/")[0]).ratio() >= _NEAR
+        is_near = (
+            SequenceMatcher(None, owner.lower(), meant.lower().partition("/")[0]).ratio() >= _NEAR
+        )
         return PublishedName(meant, "misspelt") if is_near else None
     own = {
         _parts(start): right
@@ -137,12 +143,14 @@ def _start(model: str, known: dict[str, Any]) -> str | None:
 
 
 def _ends(name: str) -> list[int]:
-    """Where the known part of a name may end: at its own end, or before one of `-_:`; the longest first."""
+    """Where the known part of a name may end: at its end, or before `-_:`; the longest first."""
     if len(name) > _LONGEST:
         return []
     return [end for end in range(len(name), 0, -1) if name[end : end + 1] in ("", "-", "_", ":")]
 
 
 def _parts(name: str) -> tuple[str, tuple[str, ...]]:
-    """The letters and the numbers of a name: what stays of `Qwen-2.5-7B` and `Qwen25-7B`, but not of `Qwen2-57B`."""
-    return "".join(re.findall("[a-z]+", name.lower())), tuple(re.findall("[0-9]+", name.replace(".", "")))
+    """The letters and the numbers of a name: equal for `Qwen-2.5-7B` and `Qwen25-7B`."""
+    return "".join(re.findall("[a-z]+", name.lower())), tuple(
+        re.findall("[0-9]+", name.replace(".", ""))
+    )

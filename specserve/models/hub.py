@@ -1,43 +1,50 @@
 """The Hub: its cache on this machine, what it says of a model, and downloads.
 
-Whatever asks the Hub runs in a child (hubchild.py): the Hub library bounds the silence of a server, but neither the
-time nor the bytes of an answer. The cache is read by its documented layout, because importing huggingface_hub takes
-0.3 s; specserve's own lies beside it.
+huggingface_hub asks. The cache is read by its documented layout, because importing the library
+takes 0.3 s.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from specserve import __version__
-from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound
+from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, system_reason
 from specserve.files import write_whole
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.files import MAX_SMALL_BYTES, parse_object, read_regular
+from specserve.models.folder import Tensors, assemble, is_small, tensors_of
+from specserve.models.jsonfile import read_object, read_regular
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-DEFAULT_REVISION = "main"
-_TRUE = {"1", "ON", "YES", "TRUE"}
-_FORMAT = f"2 {__version__}"
-"""A newer specserve may know what an older one noted as unknown."""
-_MAX_RECORD_BYTES = 64 << 20
-_DEFAULT_TIMEOUT_S = 10
-_MEMORY_BYTES = 2 << 30
-"""For reading facts: the library takes an answer of any length into memory."""
-_ANSWERS = 12
-"""Reading one model may take as long as so many answers that come at the last moment."""
+MARGIN_BYTES = 64 << 20
+"""Stays free on the disk, for logs and the like."""
+_MAX_SMALL_BYTES = 128 << 20
+_AT_ONCE = 8
+_DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash", "dspark")
+"""Tags that authors of drafts give their repositories; the first is that of the library."""
+_MOST_LISTED = 50
+"""Of each tag; the list of all models derived from a popular one has thousands."""
+_NOT_READ = (
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx",
+    "*.onnx_data", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.mp3", "*.mp4", "*.wav",
+    "*.flac", "*.parquet", "*.arrow", "*.ipynb", "*.zip", "*.tar*",
+)  # fmt: skip
+"""vLLM reads every other file, and of these the weight files.
+
+Source: vllm/transformers_utils/repo_utils.py, `_WEIGHT_FILE_PATTERNS`, 0.32.
+"""
 
 
 def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
@@ -48,38 +55,13 @@ def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
     cache_home = env.get("XDG_CACHE_HOME") or "~/.cache"
     home = env.get("HF_HOME") or f"{cache_home}/huggingface"
     place = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    return Path(os.path.expandvars(os.path.expanduser(place)))  # noqa: PTH111 - Path's form raises without a home
+    return Path(os.path.expandvars(os.path.expanduser(place)))  # noqa: PTH111 - Path's raises without a home
 
 
 def is_offline(env: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment forbids the Hub: HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE."""
-    return (env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or "").upper() in _TRUE
-
-
-def _repository(model: str, *, cache: Path) -> Path:
-    return cache / ("models--" + model.replace("/", "--"))
-
-
-def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Path | None:
-    """The cached snapshot of a Hub id at a commit, or at the commit that a branch had when it was fetched.
-
-    The folder is called by its commit; some of its files may be absent. Source: huggingface_hub 2.4,
-    file_download.py, `try_to_load_from_cache`.
-    """
-    repository = _repository(model, cache=cache)
-    commit = _commit_of(repository, revision)
-    folder = repository / "snapshots" / str(commit)
-    return folder if commit and folder.is_dir() else None
-
-
-def _commit_of(repository: Path, revision: str | None) -> str | None:
-    text = revision or DEFAULT_REVISION
-    if not COMMIT.fullmatch(text):
-        try:
-            text = read_regular(repository / "refs" / text, limit_bytes=200).decode("ascii").strip()
-        except (FactError, ValueError):
-            return None
-    return text if COMMIT.fullmatch(text) else None
+    value = env.get("HF_HUB_OFFLINE") or env.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def fact_cache() -> Path:
@@ -90,193 +72,112 @@ def fact_cache() -> Path:
     return Path(named) if named else user_cache_path("specserve")
 
 
-def own_cache() -> Path:
-    """A second Hub cache, with small files and facts: vLLM would take such a snapshot in the first for complete."""
-    return fact_cache() / "hub"
+def _repository(model: str, cache: Path) -> Path:
+    return cache / f"models--{model.replace('/', '--')}"
 
 
-def recall(model: str, *, revision: str | None, cache: Path) -> ModelFacts | None:
-    """What was read of a Hub id at a commit, or at the commit that a branch had then. Asks no Hub.
+def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Path | None:
+    """The cached snapshot of a Hub id at a commit, or at the commit that a branch had then.
 
-    `cache`: the Hub cache, whose files are used too.
+    The folder is called by its commit; some of its files may be absent. Source: huggingface_hub
+    2.4, file_download.py, `try_to_load_from_cache`.
     """
-    repository = _repository(model, cache=own_cache())
-    commit = _commit_of(repository, revision)
-    record = repository / "facts" / f"{commit}.json"
+    repository, commit = _repository(model, cache), revision or "main"
+    if not COMMIT.fullmatch(commit):
+        try:
+            commit = read_regular(repository / "refs" / commit, limit_bytes=200).decode().strip()
+        except (FactError, ValueError):
+            return None
+    folder = repository / "snapshots" / commit
+    return folder if COMMIT.fullmatch(commit) and folder.is_dir() else None
+
+
+def recall(model: str, *, revision: str | None) -> ModelFacts | None:
+    """What was read of a revision of a model of the Hub when it was last asked."""
     try:
-        content = parse_object(read_regular(record, limit_bytes=_MAX_RECORD_BYTES), where=record.name)
-        facts = from_record(content.get("facts"), origin="cache")
+        facts = from_record(read_object(_record_file(model, revision)), origin="cache")
     except FactError:
         return None
-    if content.get("format") != _FORMAT or facts.commit != commit or facts.model != model:
-        return None
-    return replace(facts, files=with_paths(facts.files, model=model, commit=str(commit), cache=cache))
-
-
-def keep(facts: ModelFacts) -> None:
-    """Writes what `recall` finds. Raises OSError."""
-    repository = _repository(facts.model, cache=own_cache())
-    record = {"format": _FORMAT, "facts": to_record(facts)}
-    (repository / "facts").mkdir(parents=True, exist_ok=True)
-    write_whole(repository / "facts" / f"{facts.commit}.json", json.dumps(record, sort_keys=True), mode=0o600)
-    if facts.revision != facts.commit:
-        _write_ref(repository / "refs" / (facts.revision or DEFAULT_REVISION), commit=str(facts.commit))
-
-
-def _write_ref(ref: Path, *, commit: str) -> None:
-    with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(ref, commit, mode=0o644)
-
-
-def with_paths(
-    files: Mapping[str, ModelFile], *, model: str, commit: str, cache: Path
-) -> dict[str, ModelFile]:
-    """The files of a commit, each with its place in the Hub cache or in our own, if it lies there in its full size."""
-    folders = [_repository(model, cache=place) / "snapshots" / commit for place in (cache, own_cache())]
-    return {
-        name: replace(
-            file, path=next((folder / name for folder in folders if _is_there(folder / name, file)), None)
-        )
-        for name, file in files.items()
+    here = _repository(model, hub_cache()) / "snapshots" / str(facts.commit)
+    files = {
+        name: replace(file, path=here / name) if _is_there(here / name, file) else file
+        for name, file in facts.files.items()
     }
+    return replace(facts, files=files)
+
+
+def _record_file(model: str, revision: str | None) -> Path:
+    name = f"{model}@{revision or 'main'}.json".replace("/", "--")
+    return fact_cache() / "models" / name
 
 
 def _is_there(path: Path, file: ModelFile) -> bool:
     """Whether a file lies there, in the size that the Hub says."""
     try:
-        size = path.stat().st_size
-    except OSError:
+        return path.stat().st_size == (file.size_bytes or path.stat().st_size)
+    except (OSError, ValueError):
         return False
-    return file.size_bytes is None or size == file.size_bytes
-
-
-def timeout_s() -> int:
-    """How long the Hub may be silent: HF_HUB_DOWNLOAD_TIMEOUT, the Hub library's own variable."""
-    text = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
-    return int(text) if text.isdigit() and 0 < int(text) <= 3600 else _DEFAULT_TIMEOUT_S
 
 
 def read_from_hub(
-    model: str, *, revision: str | None = None, need_config: bool = True, cache: Path | None = None
+    model: str, *, revision: str | None = None, need_config: bool = True
 ) -> ModelFacts:
     """What the Hub says of a revision; what was read of its commit before is not asked for again.
 
-    `cache`: the Hub cache, if it is not the environment's; it is left as it is.
-    Raises ModelNotFound, GatedModel, HubUnreachable, FactError.
+    Small files go into the Hub cache, where no branch leads to them. Raises ModelNotFound,
+    GatedModel, HubUnreachable, FactError.
     """
-    cache, own = cache or hub_cache(), own_cache()
-    with suppress(OSError):
-        own.mkdir(parents=True, exist_ok=True)
-    if not os.access(own, os.W_OK):
-        raise HubUnreachable(
-            f"`{model}`: cannot write to the cache folder `{own}`",
-            hint="set SPECSERVE_CACHE_DIR to another folder",
-        )
-    answer = _ask("read", model, revision, need_config=need_config, cache=str(cache))
-    facts = recall(model, revision=str(answer["commit"]), cache=cache)
-    if facts is None:
-        raise HubUnreachable(f"`{model}`: the Hub sent an invalid answer", hint="check HF_ENDPOINT")
-    return replace(facts, origin="hub", revision=revision)
+    known = recall(model, revision=revision)
+    if known and (
+        (need_config and not known.config)
+        or any(is_small(name) and not file.path for name, file in known.files.items())
+    ):
+        known = None
+    if known and known.commit == revision:
+        return replace(known, origin="hub")
+    with _asking(model, revision):
+        info = _info(model, revision)
+        if known and known.commit == info.sha:
+            return replace(known, origin="hub")
+        facts = _read(model, info, need_config=need_config)
+    facts, file = replace(facts, revision=revision), _record_file(model, revision)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(to_record(facts)))
+    except OSError as error:
+        text = f"`{model}`: cannot write `{file}`: {system_reason(error)}"
+        raise FactError(text, hint="set SPECSERVE_CACHE_DIR to another folder") from error
+    return facts
 
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
     """The commit that a branch has now. Raises ModelNotFound, GatedModel, HubUnreachable."""
     if revision and COMMIT.fullmatch(revision):
         return revision
-    return str(_ask("commit", model, revision)["commit"])
+    with _asking(model, revision):
+        return str(_info(model, revision).sha)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A model as the Hub lists it."""
+def derived_drafts(target: str) -> list[tuple[str, str | None, str | None]]:
+    """The models that name the target as their base and are tagged as drafts, by name.
 
-    model: str
-    license: str | None
-    date: str | None
-    """Of its last change: year, month, day."""
-
-
-def derived_drafts(target: str) -> list[ListedModel]:
-    """The models that name the target as their base and are tagged as drafts. Raises HubUnreachable, GatedModel."""
-    return [ListedModel(**each) for each in _ask("derived", target, None)["models"]]
-
-
-def _ask(work: str, model: str, revision: str | None, **request: Any) -> dict[str, Any]:
-    """The child's answer to a question. Raises FactError with the model in front."""
-    limit_s = _ANSWERS * timeout_s()
-    request |= {"work": work, "model": model, "revision": revision}
-    request |= {"largest_bytes": MAX_SMALL_BYTES, "memory_bytes": _MEMORY_BYTES}
-    # Xet is for weights, and reserves more memory than there may be
-    env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
-    answer = _answer_of_child(request, patience_s=limit_s, env=env)
-    text = answer.get("message", f"the Hub is too slow: not everything was read in {limit_s:.0f} s")
-    if answer and "message" not in answer:
-        return answer
-    at = f" at `{revision}`" if revision else ""
-    raise _error(answer, message=text if f"`{model}" in text else f"`{model}`{at}: {text}")
-
-
-def _error(answer: Mapping[str, Any], *, message: str) -> FactError:
-    kinds = {kind.cause: kind for kind in (FactError, GatedModel, ModelNotFound)}
-    kind = kinds.get(str(answer.get("cause")), HubUnreachable)
-    hint = "check the network and HF_ENDPOINT, or use `--offline`" if kind is HubUnreachable else None
-    return kind(message, hint=answer.get("hint") or hint)
-
-
-def _answer_of_child(
-    request: Mapping[str, Any],
-    *,
-    patience_s: float,
-    env: Mapping[str, str],
-    written: Callable[[], int] = lambda: 0,
-) -> dict[str, Any]:
-    """The child's answer; empty if `written` did not change for that long.
-
-    The child is killed when its time is over, and when this process is interrupted.
+    Each with its licence and the day of its last change. Raises HubUnreachable, GatedModel.
     """
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "specserve.models.hubchild"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if env else None,
-        env={**os.environ, **env},
-        start_new_session=True,
-    ) as child:
-        assert child.stdin and child.stdout
-        try:
-            child.stdin.write(json.dumps(request).encode() + b"\n")
-            child.stdin.flush()
-            state, moved = written(), time.monotonic()
-            while child.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(min(1.0, patience_s / 4))
-                now = written()
-                if now != state:
-                    state, moved = now, time.monotonic()
-                elif child.poll() is None and time.monotonic() - moved > patience_s:
-                    return {}
-            said = child.stdout.read()
-            last = said.rstrip().rpartition(b"\n")[2]  # a library may have printed before it
-            answer: dict[str, Any] = json.loads(last or '{"message": "the process that asks the Hub died"}')
-            return answer
-        except (OSError, ValueError) as error:
-            return {"message": str(error)}
-        finally:
-            child.kill()
+    found = {}
+    with _asking(target):
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError
 
-
-MARGIN_BYTES = 64 << 20
-"""Stays free on the disk, for logs and the like."""
-_NOT_READ = (
-    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data",
-    "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.mp3", "*.mp4", "*.wav", "*.flac", "*.parquet", "*.arrow",
-    "*.ipynb", "*.zip", "*.tar*",
-)  # fmt: skip
-"""vLLM reads every other file, and of these the weight files.
-
-Source: vllm/transformers_utils/repo_utils.py, `_WEIGHT_FILE_PATTERNS`, 0.32.
-"""
+        with suppress(RepositoryNotFoundError):
+            _info(target, None)  # for a list, the library would ask a Hub that is away for 24 s
+        listed = HfApi(os.environ.get("HF_ENDPOINT")).list_models
+        for tag in _DRAFT_TAGS:
+            for info in listed(filter=[f"base_model:{target}", tag], limit=_MOST_LISTED):
+                words = (each.partition(":") for each in info.tags or ())
+                license = next((value for key, _, value in words if key == "license"), None)
+                date = info.last_modified.date().isoformat() if info.last_modified else None
+                found[info.id] = (info.id, license, date)
+    return [found[name] for name in sorted(found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +189,7 @@ class ModelDownload:
     revision: str | None
     folder: Path
     """The snapshot in the cache."""
-    files: dict[str, ModelFile]
+    files: Mapping[str, ModelFile]
     missing: tuple[str, ...]
 
     @property
@@ -296,106 +197,170 @@ class ModelDownload:
         """The bytes to download; files of unknown size count nothing."""
         return sum(self.files[name].size_bytes or 0 for name in self.missing)
 
-    @property
-    def total_bytes(self) -> int:
-        """The bytes of all files."""
-        return sum(file.size_bytes or 0 for file in self.files.values())
-
 
 def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
     """What is to be fetched of a model that was read on the Hub."""
-    assert facts.commit is not None
-    folder = _repository(facts.model, cache=cache) / "snapshots" / facts.commit
-    files = {name: file for name, file in facts.files.items() if _is_read(name) or name in facts.weight_files}
+    commit, weights = str(facts.commit), facts.weight_files
+    folder = _repository(facts.model, cache) / "snapshots" / commit
+    files = {
+        name: file
+        for name, file in facts.files.items()
+        if name in weights or not any(fnmatchcase(name, pattern) for pattern in _NOT_READ)
+    }
     missing = tuple(name for name, file in files.items() if not _is_there(folder / name, file))
-    return ModelDownload(facts.model, facts.commit, facts.revision, folder, files, missing)
-
-
-def _is_read(name: str) -> bool:
-    return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ)
+    return ModelDownload(facts.model, commit, facts.revision, folder, files, missing)
 
 
 def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None:
     """Raises FactError if the disk of the cache cannot take these downloads."""
     needed = sum(download.missing_bytes for download in downloads)
-    place = next((folder for folder in (cache, *cache.parents) if folder.exists()), Path("/"))
+    place = next(folder for folder in (cache, *cache.parents, Path("/")) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed and needed + MARGIN_BYTES > free:
         room = f"the disk of `{cache}` has only {free / 1e9:.1f} GB free"
         raise FactError(
             f"{needed / 1e9:.1f} GB must be downloaded, but {room}",
-            hint="set HF_HUB_CACHE to another folder, or use `hf cache` to see what can be deleted",
+            hint="set HF_HUB_CACHE to another folder, or remove models: `hf cache`",
         )
 
 
-def fetch_files(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
+def fetch_files(download: ModelDownload, *, cache: Path) -> None:
     """Downloads what is missing, with the Hub library's progress on a terminal.
 
-    `stall_s`: gives up when no byte is written for so long.
-    Raises HubUnreachable, GatedModel, ModelNotFound, and FactError for a file of another size than the Hub said.
+    Raises HubUnreachable, GatedModel, ModelNotFound, and FactError for a file of another size than
+    the Hub said.
     """
-    if download.missing:
-        _fetch(download, cache=cache, stall_s=stall_s)
-        here, files = download.folder, download.files
-        wrong = next((name for name in download.missing if not _is_there(here / name, files[name])), None)
-        if wrong:
-            raise FactError(
-                f"`{wrong}` of `{download.model}` does not have the size that the Hub reported",
-                hint="remove it from the Hub cache and pull again",
-            )
-    ref = _repository(download.model, cache=cache) / "refs" / (download.revision or DEFAULT_REVISION)
-    if not COMMIT.fullmatch(ref.name) and not ref.exists():
-        _write_ref(ref, commit=download.commit)  # an offline start finds the commit by its branch
-    if missing_of_listing(download.folder):
-        # With its listing the library refuses a snapshot that was fetched in part, and vLLM loads a draft by it:
-        # huggingface_hub 2.4, _snapshot_download.py, `_raise_if_incomplete_snapshot`.
-        listing = download.folder.parents[1] / "trees" / f"{download.commit}.json"
-        listing.unlink(missing_ok=True)
+    model, commit = download.model, download.commit
+    with _asking(model, is_shown=sys.stderr.isatty()):
+        _fetch(model, commit, download.missing, cache=cache)
+    for name in download.missing:
+        if not _is_there(download.folder / name, download.files[name]):
+            text = f"`{name}` of `{model}` does not have the size that the Hub reported"
+            raise FactError(text, hint="remove it from the Hub cache and pull again")
+    if find_snapshot(model, revision=download.revision, cache=cache) is None:
+        ref = _repository(model, cache) / "refs" / (download.revision or "main")
+        with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
+            ref.parent.mkdir(parents=True, exist_ok=True)  # an offline start goes by the branch
+            write_whole(ref, commit, mode=0o644)
 
 
-def _fetch(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
-    sizes = [download.files[name].size_bytes for name in download.missing]
-    request = {
-        "work": "fetch",
-        "model": download.model,
-        "revision": download.commit,
-        "cache": str(cache),
-        "names": download.missing,
-        "memory_bytes": None,
-        "largest_bytes": None if None in sizes else max(MAX_SMALL_BYTES, *map(int, filter(None, sizes))),
-    }
-    blobs = _repository(download.model, cache=cache) / "blobs"
-    answer = _answer_of_child(
-        request,
-        patience_s=stall_s,
-        env={} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-        written=lambda: _bytes_in(blobs),
+def _info(model: str, revision: str | None) -> Any:
+    from huggingface_hub import HfApi, constants
+
+    info = HfApi(
+        os.environ.get("HF_ENDPOINT"), library_name="specserve", library_version=__version__
+    ).model_info(
+        model,
+        revision=revision or "main",
+        files_metadata=True,
+        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     )
-    if "commit" not in answer:
-        words = answer.get("message", f"no data arrived for {stall_s:.0f} s")
-        again = {"hint": "run it again: it continues where it stopped"}
-        is_final = answer.get("cause") in ("gated", "not_found")
-        raise _error(
-            answer if is_final else again, message=f"the download of `{download.model}` failed: {words}"
+    if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
+        raise HubUnreachable(f"`{model}`: the Hub answers without a commit, or without files")
+    return info
+
+
+def _read(model: str, info: Any, *, need_config: bool) -> ModelFacts:
+    """The facts of a commit: small files as a whole, weight files by their headers."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    api = HfApi(os.environ.get("HF_ENDPOINT"))
+    files = {
+        entry.rfilename: ModelFile(entry.size, entry.lfs.sha256 if entry.lfs else None)
+        for entry in sorted(info.siblings, key=lambda entry: str(entry.rfilename))
+    }
+    small = [name for name in files if is_small(name)]
+    small = [name for name in small if (files[name].size_bytes or 0) <= _MAX_SMALL_BYTES]
+    for name, place in _fetch(model, info.sha, small, cache=hub_cache()).items():
+        if not _is_there(place, files[name]):
+            text = f"the size of `{name}` does not match the size that the Hub reported"
+            raise HubUnreachable(f"`{model}`: {text}")
+        files[name] = replace(files[name], path=place)
+
+    def header(name: str) -> Tensors | FactError:
+        try:
+            found = api.parse_safetensors_file_metadata(model, name, revision=info.sha)
+            entries = {key: vars(entry) for key, entry in found.tensors.items()}
+            # less than the header is long may be missing: the library does not tell its length
+            return tensors_of(entries, name=name, room_bytes=files[name].size_bytes)
+        except SafetensorsParsingError as error:
+            words = str(error).rpartition("): ")[2]
+            return FactError(f"the header of `{name}` cannot be read: {words}")
+        except FactError as error:
+            return error
+
+    return assemble(
+        ModelFacts(model, "hub", {}, commit=info.sha, files=files),
+        place=model,
+        need_config=need_config,
+        headers_of=lambda names: _at_once(header, names),
+    )
+
+
+def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> dict[str, Path]:
+    """The places of these files; a listing of the library would demand the others offline."""
+    from huggingface_hub import hf_hub_download
+
+    def fetch(name: str) -> Path:
+        endpoint = os.environ.get("HF_ENDPOINT")
+        return Path(
+            hf_hub_download(model, name, revision=commit, cache_dir=cache, endpoint=endpoint)
         )
 
-
-def _bytes_in(folder: Path) -> int:
-    """How much lies in a folder; an unfinished file counts too."""
-    with (
-        suppress(OSError),
-        os.scandir(folder) as entries,
-    ):  # a file that was renamed meanwhile is movement too
-        return sum(1 + entry.stat().st_size for entry in entries)
-    return 0
+    names = list(names)
+    return dict(zip(names, _at_once(fetch, names), strict=True))
 
 
-def missing_of_listing(folder: Path) -> tuple[str, ...]:
-    """The weight files that the Hub library expects in a snapshot and that are not there."""
-    files: object = None
-    with suppress(FactError):
-        listing = folder.parents[1] / "trees" / f"{folder.name}.json"
-        data = read_regular(listing, limit_bytes=_MAX_RECORD_BYTES)
-        files = parse_object(data, where="the listing").get("files")
-    names = files if isinstance(files, dict) else {}
-    return tuple(name for name in names if not _is_read(name) and not os.path.lexists(folder / name))
+def _at_once(work: Callable[[str], Any], names: list[str]) -> list[Any]:
+    """The results in order; after an error or Ctrl-C, what still runs is not waited for."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(work, names))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _asking(model: str, revision: str | None = None, *, is_shown: bool = False) -> Iterator[None]:
+    """Makes the library's errors ours, with the model in front; its own words stay unsaid."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    is_hidden = not is_shown and not are_progress_bars_disabled()
+    if is_hidden:
+        disable_progress_bars()
+    at = f" at `{revision}`" if revision and not COMMIT.fullmatch(revision) else ""
+    try:
+        yield
+    except FactError:
+        raise
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        kind: type[FactError] = GatedModel
+        if isinstance(error, errors.GatedRepoError) or status == 403:
+            text = "it is gated, and the Hub gave you no access"
+            hint = "accept the licence on its page, then run `hf auth login` or set HF_TOKEN"
+        elif isinstance(error, errors.RevisionNotFoundError):
+            kind, text = ModelNotFound, "the Hub has no such revision"
+            hint = "a revision is a branch, a tag or a commit of the repository"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            kind, text = ModelNotFound, "the Hub has no such repository, or does not show it to you"
+            hint = "check the name; a private repository needs HF_TOKEN, or `hf auth login`"
+        else:
+            kind, name = HubUnreachable, type(error).__name__
+            words = f"cannot be asked: {next(iter(str(error).strip().splitlines()), name)}"
+            if "header value" in words:  # it would show the token
+                words = "cannot be asked: the token has characters that no HTTP header can hold"
+            words = "did not answer in time" if "Timeout" in name else words
+            text = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} {words}"
+            hint = "check the network and HF_ENDPOINT, or use `--offline`"
+        raise kind(f"`{model}`{at}: {text}", hint=hint) from None
+    finally:
+        if is_hidden:
+            enable_progress_bars()

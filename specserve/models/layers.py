@@ -70,7 +70,9 @@ def model_family(text: Mapping[str, Any]) -> str:
     """The type that another names: `gemma4_text` for `gemma4_unified_text`."""
     kind = str(text.get("model_type") or "")
     bare = _WRAPPER.sub("", kind)
-    known = (name for name in (kind, bare, bare.removesuffix("_text")) if name in COMPARED | _UNKNOWN)
+    known = (
+        name for name in (kind, bare, bare.removesuffix("_text")) if name in COMPARED | _UNKNOWN
+    )
     return next(known, kind)
 
 

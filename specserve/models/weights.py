@@ -18,7 +18,9 @@ _PARTS = {
         r"(?:^|\.)(?:visual|vision_tower|vision_model|vision_encoder|audio_tower|audio_model|vit|mlp1"
         r"|multi_modal_projector|mm_projector|patch_merger|embed_vision|embed_audio)\."
     ),
-    "embeddings": re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embed_in|embeddings)\.weight$"),
+    "embeddings": re.compile(
+        r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|embed_in|embeddings)\.weight$"
+    ),
     "output": re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\."),
     "shared": re.compile(r"\.shared_experts?\."),
     "experts": re.compile(r"\.experts\."),

@@ -14,7 +14,7 @@ from specserve import __version__
 from specserve.errors import FactError, UsageError
 from specserve.files import write_named
 from specserve.models.facts import ModelFacts
-from specserve.models.hub import find_snapshot, hub_cache, is_offline, missing_of_listing, read_from_hub
+from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub
 from specserve.models.lock import (
     Drift,
     Lock,
@@ -111,8 +111,7 @@ def _problems(profile: Profile, lock: Lock | None) -> dict[str, str]:
             if snapshot is None:
                 problems[f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}"] = _PULL
             else:
-                refused = _refused(entry, snapshot) if "speculation" in use.path else []
-                problems |= dict.fromkeys((*_unlike(entry, snapshot), *refused), _PULL)
+                problems |= dict.fromkeys(_unlike(entry, snapshot), _PULL)
     return problems
 
 
@@ -137,12 +136,6 @@ def _elsewhere(profile: Profile) -> list[str]:
                 f"vLLM reads the tokenizer of `{block.model}` at `main`, which is not in the Hub cache"
             )
     return problems
-
-
-def _refused(entry: ModelFacts, folder: Path) -> list[str]:
-    """A draft, unlike a target, is loaded by its Hub id: the library must take its snapshot for complete."""
-    missing = missing_of_listing(folder)
-    return [f"`{missing[0]}` of `{entry.model}` is not in the Hub cache"] if missing else []
 
 
 def _unlike(entry: ModelFacts, folder: Path) -> list[str]:
@@ -202,7 +195,7 @@ def lock_profile(
         (label(models[one].model, one[1]), label(models[other].model, other[1])): comparison
         for (one, other), comparison in _comparisons(profile, read).items()
     }
-    return _write(file, tuple(models.values()), comparisons=comparisons, vllm=profile.vllm)
+    return _write(file, tuple(models.values()), comparisons=comparisons)
 
 
 def _key(use: ModelUse) -> _Key:
@@ -225,9 +218,8 @@ def _entry(facts: ModelFacts, key: _Key, name: str) -> ModelFacts:
     """The facts as they are locked: no word of where on this machine they were read."""
     place = local_path(key[0])
     prefix = f"{place}/" if place is not None else "\0"
-    notes = tuple(note.replace(prefix, "") for note in facts.notes)
     broken = {file: why.replace(prefix, "") for file, why in facts.broken.items()}
-    return hashed(replace(facts, model=name, revision=key[1], notes=notes, broken=broken))
+    return hashed(replace(facts, model=name, revision=key[1], broken=broken))
 
 
 def _recorded(profile: Profile, model: str, file: Path) -> str:
@@ -272,12 +264,11 @@ def _write(
     models: tuple[ModelFacts, ...],
     *,
     comparisons: Mapping[tuple[str, str], TokenizerComparison],
-    vllm: str | None,
 ) -> Locked:
     """Leaves a lock that says the same as it is, so that its date is that of the last change."""
 
     def text(created: str, specserve: str) -> str:
-        return lock_text(models, comparisons=comparisons, created=created, specserve=specserve, vllm=vllm)
+        return lock_text(models, comparisons=comparisons, created=created, specserve=specserve)
 
     with suppress(FactError):
         old = read_lock(file)

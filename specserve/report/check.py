@@ -21,7 +21,6 @@ from specserve.report.text import GIB, Column, Table, answer_line, count
 
 _TOKENIZERS = {
     "padding_only": "identical but for padding",
-    "special_tokens_differ": "identical but for special tokens",
     "overlap": "different",
     "not_checked": "not compared",
 }
@@ -97,7 +96,7 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             words.append(f"{what} costs {memory.draft_cost}")
-    if verdict.tokenizer and verdict.tokenizer.verdict != "not_applicable":
+    if verdict.tokenizer:
         found = verdict.tokenizer.verdict
         words.append(f"tokenizers {_TOKENIZERS.get(found, found)}")
     return words

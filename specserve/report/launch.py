@@ -141,8 +141,8 @@ def say_locked(done: Locked, profile: Profile) -> None:
     for facts in done.models:
         commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
         say(f"  {escaped(facts.model)} {commit}")
-        for note in facts.notes:
-            say(f"    note: {readable(note)}")
+        for problem in facts.broken.values():
+            say(f"    note: {readable(problem)}")
     here = Path.cwd()
     out(str(done.file.relative_to(here) if done.file.is_relative_to(here) else done.file))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from specserve.errors import quoted
-from specserve.models.files import whole_number
+from specserve.models.jsonfile import whole_number
 from specserve.plan.launchplan import Json
 
 Record = dict[str, Any]

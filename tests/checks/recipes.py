@@ -300,7 +300,6 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-draft-big": Recipe({**LLAMA, "num_hidden_layers": 6}, decoder),
     "llama-draft-foreign": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"letters": "wfmculdrhsnioate"}),
     "llama-draft-other-chat": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"special": ("</s>", "<user>")}),
-    "llama-draft-other-cuts": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"normalized": True}),
     "llama-draft-distant": Recipe(
         {**LLAMA, **SMALL}, decoder, tokenizer={"words": tuple(f"word{index}" for index in range(510))}
     ),

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Severity
-from specserve.models.facts import ModelFile
-from specserve.models.vocabulary import holds_tokenizer
+from specserve.models.facts import ModelFile, holds_tokenizer
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions
 from tests.checks.readers import codes, facts, findings, tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,19 +51,6 @@ R1_LLAMA = (
 )
 QWEN25 = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>")
 QWEN3 = (*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>")
-HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>"
-CHATML = "<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>"
-
-
-def chat(template: str, *, bos: str | None = None, eos: str) -> dict[str, Any]:
-    whole = "{{ bos_token }}{% for m in messages %}" + template + "{% endfor %}"
-    return {"bos_token": bos, "eos_token": eos, "chat_template": whole}
-
-
-LLAMA_CHAT = chat(HEADER, bos="<|begin_of_text|>", eos="<|eot_id|>")
-LLAMA_BASE = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
-QWEN_CHAT = chat(CHATML, eos="<|im_end|>")
-QWEN_THINK = chat(CHATML + "<think>", eos="<|im_end|>")
 
 
 @pytest.fixture
@@ -71,19 +58,18 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
     """Findings of SD201 to SD219 on a target and a draft with these tokenizers, by default of 1024 entries each."""
 
     def judge(
-        target: tuple[Document | None, Mapping[str, Any]],
-        draft: tuple[Document | None, Mapping[str, Any]],
+        target: Document | None,
+        draft: Document | None,
         *,
         sizes: tuple[int, int] = (1024, 1024),
         more: str = "",
         engine: str = "{}",
         **beside: Any,
     ) -> list[Finding]:
-        for at, (made, config), size in zip(("target", "draft"), (target, draft), sizes, strict=True):
+        for at, made, size in zip(("target", "draft"), (target, draft), sizes, strict=True):
             folder = checkpoint(tmp_path, "llama" if at == "target" else "llama-draft", at=at)
             written = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps({**written, "vocab_size": size}))
-            (folder / "tokenizer_config.json").write_text(json.dumps(config))
             if made is None:
                 (folder / "tokenizer.json").unlink()
             else:
@@ -99,22 +85,13 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
     return judge
 
 
-@pytest.mark.parametrize(
-    ("target", "draft"),
-    [
-        pytest.param((LLAMA31, LLAMA_CHAT), (LLAMA31, LLAMA_CHAT), id="llama-3.1 70b and 8b"),
-        pytest.param((LLAMA31, LLAMA_CHAT), (LLAMA31, LLAMA_BASE), id="an instructed target, a base draft"),
-        pytest.param((QWEN3, QWEN_THINK), (QWEN3, QWEN_THINK), id="qwen3 32b and 0.6b"),
-    ],
-)
-def test_pairs_of_one_family_are_clean(pair: Pair, target: Any, draft: Any) -> None:
-    one, two = ((document(specials=names), config) for names, config in (target, draft))
-    assert pair(one, two) == []
+def test_a_pair_of_one_family_is_clean(pair: Pair) -> None:
+    assert pair(document(specials=LLAMA31), document(specials=LLAMA31)) == []
 
 
 def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None:
     made = document(specials=QWEN25)
-    (finding,) = pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024))
+    (finding,) = pair(made, made, sizes=(1152, 1024))
     assert (finding.code, finding.severity, finding.label) == ("SD201", Severity.ERROR, "1,024 entries")
     assert [(item.span.path, item.label) for item in finding.related] == [("target.model", "1,152 entries")]
     assert (
@@ -128,54 +105,45 @@ def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None
 def test_padding_is_served_where_the_vocabularies_are_mapped(pair: Pair) -> None:
     made = document(specials=QWEN25)
     more = ", use_heterogeneous_vocab: true"
-    assert pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024), more=more) == []
-
-
-def test_an_older_release_that_lacks_marks_of_the_template_is_a_warning(pair: Pair) -> None:
-    (finding,) = pair((document(specials=QWEN3), QWEN_THINK), (document(specials=QWEN25), QWEN_CHAT))
-    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
-    assert finding.notes == ("in the chat template, with the draft's token: 808 `<think>` (nothing)",)
-
-
-def test_renamed_reserved_tokens_that_no_template_uses_are_worth_knowing(pair: Pair) -> None:
-    (finding,) = pair((document(specials=LLAMA31), LLAMA_CHAT), (document(specials=LLAMA3), LLAMA_BASE))
-    assert (finding.code, finding.severity) == ("SD202", Severity.INFO)
-    assert "the chat template uses none of them" in finding.message
-
-
-def test_a_distilled_target_with_marks_of_its_own_is_a_warning(pair: Pair) -> None:
-    marks = chat("<\uff5cUser\uff5c>{{ m.content }}<\uff5cAssistant\uff5c>", bos=R1_LLAMA[0], eos=R1_LLAMA[1])
-    (finding,) = pair((document(specials=R1_LLAMA), marks), (document(specials=LLAMA31), LLAMA_CHAT))
-    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
-    assert "`<\uff5cUser\uff5c>` (`<|start_header_id|>`)" in finding.notes[0]
+    assert pair(made, made, sizes=(1152, 1024), more=more) == []
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "severity"),
-    [("ð", "ñ", Severity.INFO), ("Ġd", "ĠB", Severity.WARNING), ("Ġ", "e", Severity.ERROR)],
+    ("target", "draft", "first"),
+    [
+        pytest.param(QWEN3, QWEN25, "id 806 is nothing", id="an older release lacks marks of the template"),
+        pytest.param(LLAMA31, LLAMA3, "id 804 is `<|reserved", id="reserved tokens have other names"),
+        pytest.param(R1_LLAMA, LLAMA31, "id 800 is `<|begin_of", id="a distilled target has its own marks"),
+    ],
 )
-def test_two_ids_that_differ_weigh_as_much_as_they_occur(
-    pair: Pair, first: str, second: str, severity: Severity
+def test_special_tokens_that_differ_are_a_warning(
+    pair: Pair, target: tuple[str, ...], draft: tuple[str, ...], first: str
 ) -> None:
+    (finding,) = pair(document(specials=target), document(specials=draft))
+    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
+    assert finding.label is not None and finding.label.startswith(first)
+
+
+def test_two_ids_of_eight_hundred_that_differ_are_a_warning(pair: Pair) -> None:
     made = document(size=800)
-    (finding,) = pair((made, {}), (swapped(made, first, second), {}))
-    assert (finding.code, finding.severity) == ("SD202", severity)
-    assert finding.message.startswith("2 ids mean other tokens to the draft")
+    (finding,) = pair(made, swapped(made, "Ġ", "e"))
+    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
+    assert finding.message == "2 ids mean other tokens to the draft"
 
 
 def test_another_familys_tokens_of_the_same_number_cripple_the_draft(pair: Pair) -> None:
-    (finding,) = pair((document("metaspace", size=1000), {}), (document("byte_level", size=1000), {}))
+    (finding,) = pair(document("metaspace", size=1000), document("byte_level", size=1000))
     assert (finding.code, finding.severity) == ("SD202", Severity.ERROR)
 
 
 def test_sizes_that_the_profile_overrides_are_not_judged(pair: Pair) -> None:
     made = document(specials=QWEN25)
     engine = "{hf_overrides: {vocab_size: 1024}}"
-    assert pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024), engine=engine) == []
+    assert pair(made, made, sizes=(1152, 1024), engine=engine) == []
 
 
 def test_a_tokenizer_that_is_not_there_refuses_nothing(pair: Pair) -> None:
-    assert pair((document(), {}), (None, {})) == []
+    assert pair(document(), None) == []
 
 
 def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> None:

@@ -11,10 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
 
-_VARIABLES = (
-    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN",
-)  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -25,13 +21,8 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """Without models, and with caches of its own, whatever the surroundings say."""
-    for name in _VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "10")
     with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.connect(monkeypatch, tmp_path)
         yield server
 
 

@@ -170,12 +170,8 @@ def _specserve(*arguments: object) -> None:
 @pytest.fixture
 def hub_of_yesterday(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """Locked and pulled while the Hub answered; now every question to it gets an error."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
     with HubServer() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.connect(monkeypatch, tmp_path)
         for name, folder in ((HUB_TARGET, "target"), (HUB_DRAFT, "draft")):
             hub.add(name, ROOT / "demo" / folder)
         profile = tiny_profile(tmp_path, port=0, changes=FROM_HUB)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
@@ -20,15 +19,12 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
 from loopback import Loopback
 
 FAULTS = (
     "500",  # on every request
-    "500-once",  # on the first one
     "stall",  # takes the request and says nothing
-    "stall-body",  # half of the answer, and then nothing
-    "trickle",  # a byte now and then, for ever
-    "endless",  # more and more bytes
     "reset",  # closes the connection
     "short",  # promises more bytes than it sends
     "truncated",  # sends half of the bytes and promises only those
@@ -83,10 +79,7 @@ class HubServer:
     def __init__(self, **repositories: Repository) -> None:
         self.repositories = {name.replace("__", "/"): value for name, value in repositories.items()}
         self.requests: list[Request] = []
-        self.storage: str | None = None
-        """The address of another server that large files are redirected to."""
         self.closed = threading.Event()
-        self.failed = 0
         hub = self
 
         class Handler(_Handler):
@@ -106,6 +99,10 @@ class HubServer:
         """The requests whose path holds a text."""
         return [request for request in self.requests if part in request.path]
 
+    def connect(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        """Makes this the Hub of the process and of its children, with caches in this folder."""
+        connect(monkeypatch, folder, self.url)
+
     def close(self) -> None:
         """Stop; whatever stalls is let go."""
         self.closed.set()
@@ -120,6 +117,21 @@ class HubServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, folder: Path, url: str) -> None:
+    """Nothing of the user's and nothing of the network: a Hub at this address, and caches in this folder."""
+    from huggingface_hub import constants
+
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN",
+                 "HUGGING_FACE_HUB_TOKEN"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(folder / "hf"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(folder / "no-token"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(folder / "own"))
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # it read the environment at its import
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -218,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(file)}"', "Accept-Ranges": "bytes"}
         if redirect and file.name.endswith(LARGE):
             headers |= {"X-Linked-Etag": f'"{_etag(file)}"', "X-Linked-Size": str(file.stat().st_size)}
-            headers["Location"] = f"{self.server_of.storage or self.server_of.url}/cdn/{path}"
+            headers["Location"] = f"{self.server_of.url}/cdn/{path}"
             self._send(b"", repository, headers, status=302)
             return
         self._send(file.read_bytes(), repository, headers, ranged=True)
@@ -246,11 +258,9 @@ class _Handler(BaseHTTPRequestHandler):
         ranged: bool = False,
     ) -> None:
         hub, fault = self.server_of, repository.fault if repository.on in self.path else None
-        if fault in ("500", "500-once"):
-            hub.failed += 1
-            if fault == "500" or hub.failed == 1:
-                self._plain(500, b"oops", {})
-                return
+        if fault == "500":
+            self._plain(500, b"oops", {})
+            return
         if fault in ("stall", "reset"):
             if fault == "stall":
                 hub.closed.wait(60)
@@ -263,25 +273,11 @@ class _Handler(BaseHTTPRequestHandler):
             body, status = body[first : last + 1], 206
         if fault == "truncated":
             body = body[: len(body) // 2]
-        if fault in ("short", "stall-body", "trickle", "endless"):
-            self._badly(status, body, headers, fault)
-            return
-        self._plain(status, body, headers)
-
-    def _badly(self, status: int, body: bytes, headers: dict[str, str], fault: str) -> None:
-        hub = self.server_of
-        self.close_connection = True
-        half = body[: len(body) // 2]
-        self._plain(status, half, headers, length=1 << 35 if fault in ("endless", "trickle") else len(body))
-        self.wfile.flush()
-        while fault == "endless" and not hub.closed.is_set():
-            self.wfile.write(bytes(1 << 16))
-        while fault == "trickle" and not hub.closed.is_set():
-            self.wfile.write(b" ")
-            self.wfile.flush()
-            time.sleep(0.05)
-        if fault == "stall-body":
-            hub.closed.wait(60)
+        length = None
+        if fault == "short":
+            self.close_connection = True
+            length, body = len(body), body[: len(body) // 2]
+        self._plain(status, body, headers, length=length)
 
 
 def _etag(file: Path) -> str:

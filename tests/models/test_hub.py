@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, NotCached
@@ -50,28 +47,14 @@ def test_facts_of_the_hub_are_those_of_the_files(model: Path, hub: HubServer) ->
     assert (facts.origin, facts.commit, facts.revision) == ("hub", COMMIT, None)
     assert facts.config == CONFIG and facts.generation_config == {"temperature": 0.6}
     assert set(facts.tensors or ()) == set(TENSORS)
-    assert (facts.notes, facts.broken) == ((), {})
+    assert facts.broken == {}
     path = facts.files["tokenizer.json"].path
     assert path and path.read_bytes() == (model / "tokenizer.json").read_bytes()
     weights = facts.files["model-00001-of-00002.safetensors"]
     assert weights.sha256 and weights.path is None and weights.size_bytes
-
-
-def test_weights_are_asked_for_by_range_and_the_rest_not_at_all(model: Path, hub: HubServer) -> None:
-    read_model("org/m")
-    assert all(
-        request.range and request.range.startswith("bytes=0-") for request in hub.sent("safetensors/") or ()
-    )
     shards = [request for request in hub.requests if request.path.endswith(".safetensors")]
     assert shards and all(request.range for request in shards)
     assert not hub.sent("README") and not hub.sent("original")
-
-
-def test_a_header_longer_than_the_first_request_takes_a_second(tmp_path: Path, hub: HubServer) -> None:
-    many = {f"model.layers.{n}.some.rather.long.name.weight": ("BF16", (2, 2)) for n in range(2000)}
-    hub.add("org/long", write_model(tmp_path / "long", tensors=many))
-    assert len(read_model("org/long").tensors or ()) == 2000
-    assert len([request for request in hub.sent("/cdn/") if request.range]) == 2
 
 
 def test_what_was_read_of_a_commit_is_not_read_again(model: Path, hub: HubServer) -> None:
@@ -82,14 +65,20 @@ def test_what_was_read_of_a_commit_is_not_read_again(model: Path, hub: HubServer
     assert again == first
 
 
-def test_what_was_read_once_is_known_offline_and_by_its_commit(model: Path, hub: HubServer) -> None:
+def test_what_was_read_once_is_known_offline(model: Path, hub: HubServer) -> None:
     facts = read_model("org/m")
     hub.close()
-    for revision in (None, COMMIT):
-        known = read_model("org/m", revision=revision, offline=True)
-        assert (known.origin, known.tensors, known.files) == ("cache", facts.tensors, facts.files)
+    known = read_model("org/m", offline=True)
+    assert (known.origin, known.tensors, known.files) == ("cache", facts.tensors, facts.files)
     with pytest.raises(NotCached):
         read_model("org/m", revision="v2", offline=True)
+
+
+def test_no_branch_of_the_hub_cache_leads_to_what_was_only_looked_at(model: Path, hub: HubServer) -> None:
+    """vLLM would take the small files alone for a whole model, and an older snapshot for gone."""
+    read_model("org/m")
+    assert (hub_cache() / "models--org--m" / "snapshots" / COMMIT / "config.json").exists()
+    assert not (hub_cache() / "models--org--m" / "refs").exists()
 
 
 def test_a_branch_that_moves_is_followed(model: Path, hub: HubServer, tmp_path: Path) -> None:
@@ -99,12 +88,6 @@ def test_a_branch_that_moves_is_followed(model: Path, hub: HubServer, tmp_path: 
     assert current_commit("org/m") == "2" * 40
     assert read_model("org/m").config["hidden_size"] == 16
     assert read_model("org/m", revision=COMMIT).config["hidden_size"] == 8
-
-
-def test_small_files_that_the_hub_cache_has_are_not_fetched(model: Path, hub: HubServer) -> None:
-    write_model(hub_cache() / "models--org--m" / "snapshots" / COMMIT, tensors=None)
-    assert read_model("org/m").tensors
-    assert not hub.sent("/config.json") and hub.sent("/generation_config.json")
 
 
 def test_a_complete_cache_is_not_even_asked_about(hub: HubServer) -> None:
@@ -137,16 +120,16 @@ def test_a_gated_model_says_what_to_do_and_opens_to_the_token(
     assert read_model("org/m").tensors
 
 
-def test_a_token_goes_to_the_hub_and_is_never_shown(
-    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token", ["zz-secret-zz", "zz-secret-\x07"])
+def test_a_token_is_never_shown(
+    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    monkeypatch.setenv("HF_TOKEN", "zz-secret-zz")
+    monkeypatch.setenv("HF_TOKEN", token)
     hub.repositories["org/m"].private = True
     with pytest.raises(FactError) as error:
         read_model("org/m")
-    assert {request.token for request in hub.requests} == {"zz-secret-zz"}
     text = f"{error.value} {error.value.hint} {error.value.__cause__}"
-    assert "zz-secret" not in text and "HF_TOKEN" in text
+    assert "zz-secret" not in text and "token" in text.lower()
 
 
 @pytest.mark.parametrize(
@@ -161,84 +144,26 @@ def test_what_the_hub_does_not_have_is_not_found(
     assert error.value.hint and error.value.cause == "not_found"
 
 
-def test_nobody_there_is_unreachable() -> None:
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "nonsense", "http://[", "http://127.0.0.1:99999"])
+def test_nobody_there_is_unreachable(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(HubUnreachable, match="cannot be asked") as error:
         read_model("org/m")
     assert error.value.cause == "unreachable" and "--offline" in (error.value.hint or "")
 
 
-@pytest.mark.parametrize("endpoint", ["nonsense", "http://[", "http://127.0.0.1:99999"])
-def test_an_endpoint_that_is_none_is_unreachable(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(HubUnreachable):
-        read_model("org/m")
-
-
 @pytest.mark.parametrize(
     ("fault", "on"),
-    [
-        ("500", "/api/"),
-        ("stall", "/api/"),
-        ("reset", "/api/"),
-        ("truncated", "/api/"),
-        ("short", "/resolve/"),
-        ("stall-body", "/cdn/"),
-        ("reset", "/cdn/"),
-    ],
+    [("500", "/api/"), ("stall", "/api/"), ("reset", "/api/"), ("truncated", "/api/"), ("reset", "/cdn/")],
 )
 def test_a_hub_that_fails_is_unreachable(
     model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, fault: str, on: str
 ) -> None:
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
-    monkeypatch.setattr("specserve.models.hub._ANSWERS", 600)  # it is the library that gives up
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 1)
     hub.repositories["org/m"].fault, hub.repositories["org/m"].on = fault, on
     with pytest.raises(HubUnreachable, match=r"`org/m`.* the Hub at http"):
         read_model("org/m")
     assert hub.sent(on)
-
-
-def test_a_hub_that_is_never_silent_for_long_is_given_up_all_the_same(
-    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
-    monkeypatch.setattr("specserve.models.hub._ANSWERS", 3)
-    hub.repositories["org/m"].fault = "trickle"
-    with pytest.raises(HubUnreachable, match="`org/m`: the Hub is too slow: not everything was read in 3 s"):
-        read_model("org/m")
-
-
-@pytest.mark.parametrize(
-    ("on", "words"),
-    [
-        ("/api/", "the answer of the Hub is too large"),  # the library would take it all into memory
-        ("/cdn/", "the answer of the Hub is too large"),
-        ("/resolve/", "File too large"),  # and a file to the disk
-    ],
-)
-def test_an_answer_without_end_is_not_taken(
-    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, on: str, words: str
-) -> None:
-    monkeypatch.setattr("specserve.models.hub._MEMORY_BYTES", 1 << 30)
-    monkeypatch.setattr("specserve.models.hub.MAX_SMALL_BYTES", 1 << 20)
-    hub.repositories["org/m"].fault, hub.repositories["org/m"].on = "endless", on
-    with pytest.raises(HubUnreachable, match=words):
-        read_model("org/m")
-
-
-def test_who_asks_the_hub_is_gone_when_its_parent_is(model: Path, hub: HubServer) -> None:
-    hub.repositories["org/m"].fault = "stall"
-    code = "from specserve.models.hub import current_commit; current_commit('org/m')"
-    with subprocess.Popen([sys.executable, "-c", code]) as parent:
-        while not hub.sent("/api/"):
-            time.sleep(0.05)
-        (child,) = psutil.Process(parent.pid).children()
-        parent.kill()
-    child.wait(timeout=60)
-
-
-def test_a_passing_error_is_passed_over(model: Path, hub: HubServer) -> None:
-    hub.repositories["org/m"].fault = "500-once"
-    assert read_model("org/m").tensors
 
 
 @pytest.mark.parametrize("fault", ["no-range", "no-size"])
@@ -272,34 +197,20 @@ def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: Hub
 
 def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
     facts = read_model("org/m")
-    record = tmp_path / "own" / "hub" / "models--org--m" / "facts" / f"{COMMIT}.json"
+    record = tmp_path / "own" / "models" / "org--m@main.json"
     good = record.read_text()
-    other_model = good.replace('"model": "org/m"', '"model": "org/x"')
-    other_commit = good.replace(f'"commit": "{COMMIT}"', f'"commit": "{"2" * 40}"')
-    assert good not in (other_model, other_commit)
-    for text in ("{", good.replace('"format": "', '"format": "9'), other_model, other_commit):
+    for text in ("{", good.replace('"files"', '"file"'), good.replace(COMMIT, "2" * 40)):
+        assert text != good
         record.write_text(text)
         assert read_model("org/m") == facts
         assert record.read_text() == good
 
 
-def test_a_cache_that_cannot_be_written_is_named_and_no_fault_of_the_model(
+def test_a_cache_that_cannot_be_written_is_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(HubUnreachable, match="cannot write to the cache folder") as error:
+    with pytest.raises(FactError, match="cannot write") as error:
         read_model("org/m")
     assert "SPECSERVE_CACHE_DIR" in (error.value.hint or "")
-
-
-def test_a_redirect_elsewhere_does_not_take_the_token_along(
-    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "good")
-    with HubServer() as storage:
-        storage.add("org/m", model)
-        hub.storage = storage.url
-        assert read_model("org/m").tensors
-        assert {request.token for request in hub.requests} == {"good"}
-        assert storage.requests and {request.token for request in storage.requests} == {None}

@@ -42,7 +42,7 @@ def test_a_directory_is_read_with_everything_in_it(tmp_path: Path) -> None:
     assert facts.weight_files == ("model.safetensors",)
     assert facts.files["tokenizer.json"].path == folder / "tokenizer.json"
     assert facts.files["model.safetensors"].size_bytes == (folder / "model.safetensors").stat().st_size
-    assert (facts.notes, facts.broken) == ((), {})
+    assert facts.broken == {}
 
 
 def test_a_relative_path_starts_at_the_folder(tmp_path: Path) -> None:
@@ -144,16 +144,14 @@ def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place:
     ("content", "words"),
     [
         (b"", "not valid JSON"),
-        (b"[1]", "instead of a JSON object"),
-        (b"null", "contains null instead of a JSON object"),
-        (b"true", "contains true or false instead of a JSON object"),
+        (b"[1]", "is not a JSON object"),
+        (b"null", "is not a JSON object"),
         (b'{"a": }', "expecting value at line 1 column 7"),
         (b"\xff\xfe\x00", "not valid JSON"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"a":' * 80 + b"1" + b"}" * 80, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        (b" " * (17 << 20), "larger than 16 MiB"),
+        (b" " * (65 << 20), "larger than 64 MiB"),
     ],
 )
 def test_a_configuration_that_is_none_is_a_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
@@ -188,13 +186,6 @@ def test_a_directory_that_links_to_itself_is_an_error(tmp_path: Path) -> None:
         read_model("./m", folder=tmp_path)
 
 
-def test_a_file_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    with open(os.path.join(os.fsencode(tmp_path), b"\xff.json"), "wb"):  # noqa: PTH118, PTH123
-        pass
-    assert all(name.isascii() for name in read_model(str(tmp_path)).files)
-
-
 def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path) -> None:
     one, two = ({name: TENSORS[name]} for name in list(TENSORS)[:2])
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
@@ -226,10 +217,10 @@ def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path
         {"weight_map": {"a": []}},
     ],
 )
-def test_an_index_that_is_none_is_a_note(tmp_path: Path, index: object) -> None:
+def test_an_index_that_is_none_is_broken(tmp_path: Path, index: object) -> None:
     write_model(tmp_path, files={"model.safetensors.index.json": json.dumps(index).encode()})
     facts = read_model(str(tmp_path))
-    assert facts.tensors is None and "has no `weight_map`" in facts.notes[0]
+    assert facts.tensors is None and "has no `weight_map`" in facts.broken["model.safetensors.index.json"]
 
 
 def test_a_shard_promises_its_brothers(tmp_path: Path) -> None:
@@ -242,46 +233,30 @@ def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) ->
     write_model(tmp_path, files={"model.safetensors": safetensors()[:-5]})
     facts = read_model(str(tmp_path))
     assert facts.tensors is None and facts.config == CONFIG
-    assert "truncated" in facts.broken["model.safetensors"] and facts.notes
+    assert "truncated" in facts.broken["model.safetensors"]
 
 
 def test_weights_of_torch_have_no_tensors_to_show(tmp_path: Path) -> None:
     write_model(tmp_path, tensors=None, files={"pytorch_model.bin": b"x", "training_args.bin": b"x"})
     facts = read_model(str(tmp_path))
     assert facts.weight_files == ("pytorch_model.bin",)
-    assert (facts.tensors, facts.broken, facts.notes) == (None, {}, ())
+    assert (facts.tensors, facts.broken) == (None, {})
 
 
-def test_mistrals_own_files_are_taken_where_they_are_and_its_keys_translated(tmp_path: Path) -> None:
-    params = {
-        "dim": 8,
-        "n_layers": 2,
-        "n_heads": 2,
-        "n_kv_heads": 1,
-        "head_dim": 4,
-        "hidden_dim": 32,
-        "vocab_size": 9,
-    }
-    write_model(
-        tmp_path,
-        files={
-            "params.json": json.dumps(params).encode(),
-            "consolidated.safetensors": safetensors(),
-            "tekken.json": b"{}",
-        },
-    )
+def test_a_model_in_mistrals_own_format_is_not_read_and_not_called_broken(tmp_path: Path) -> None:
+    files = {"params.json": b"{}", "consolidated.safetensors": safetensors(), "tekken.json": b"{}"}
+    write_model(tmp_path, files=files)
     (tmp_path / "config.json").unlink()
-    facts = read_model(str(tmp_path))
-    assert facts.config_format == "mistral" and facts.weight_files == ("consolidated.safetensors",)
-    assert facts.architectures == ("MistralForCausalLM",)
-    assert facts.config["num_key_value_heads"] == 1 and facts.config["intermediate_size"] == 32
+    with pytest.raises(UnsupportedModel, match=r"params\.json of Mistral's own") as error:
+        read_model(str(tmp_path))
+    assert error.value.cause == "unsupported"
 
 
 def test_a_generation_config_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     write_model(tmp_path, files={"generation_config.json": b"{"})
     facts = read_model(str(tmp_path))
-    assert facts.generation_config is None and "generation_config.json" in facts.broken
-    assert str(tmp_path) not in "".join(facts.notes)  # notes go into locks
+    assert facts.generation_config is None
+    assert str(tmp_path) not in facts.broken["generation_config.json"]  # this goes into locks
 
 
 def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:

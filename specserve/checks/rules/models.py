@@ -8,9 +8,7 @@ from specserve.checks.config import Config, architectures, has_kind, lacks, sect
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.checks.rules.revisions import is_hub_id, models
 from specserve.errors import quoted
-from specserve.models.facts import ModelFacts
-from specserve.models.files import TOKENIZER
-from specserve.models.vocabulary import holds_tokenizer
+from specserve.models.facts import ModelFacts, holds_tokenizer
 from specserve.vllm.registry import registry, transformers_names
 from specserve.vllm.speculation import METHODS
 
@@ -180,10 +178,7 @@ def missing_weights(ctx: Context) -> Violations:
     is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
     if target is None or is_named or target.origin != "directory":
         return
-    if problem := target.broken.get(TOKENIZER):
-        help_ = "copy or download the tokenizer of the original model again"
-        yield Violation("target.model", problem, help=help_)
-    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more
+    if not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Violation("target.model", "the directory holds no tokenizer", help=help_)
 

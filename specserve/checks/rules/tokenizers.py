@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.checks.rules.revisions import is_hub_id
-from specserve.diagnostics import Severity
 
 if TYPE_CHECKING:
     from specserve.models.families import TokenizerFamily
     from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
 
-RARE, OFTEN = 0.001, 0.02
-"""Shares of a sample text: below the first a difference is an info, from the second on an error."""
+OFTEN = 0.02
+"""Share of the ids: from here on, most drafts end early."""
 KEPT = 0.5
 """With less of its tokens within reach of the draft, most drafts end early."""
 KEY = "use_heterogeneous_vocab"
@@ -30,13 +28,6 @@ def _compared(variant: Variant, *, mapped: bool = False) -> TokenizerComparison 
 def _same_size(found: TokenizerComparison) -> bool:
     sizes = (found.target_vocab_size, found.draft_vocab_size)
     return None in sizes or sizes[0] == sizes[1]
-
-
-def _by_share(share: float | None) -> Severity:
-    """How bad it is when this share of the text means something else."""
-    if share is None or RARE <= share < OFTEN:
-        return WARNING
-    return INFO if share < RARE else ERROR
 
 
 def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
@@ -138,9 +129,9 @@ def _way_out(found: TokenizerComparison) -> str:
     size = f"{found.target_vocab_size:,}"
     if found.verdict == "padding_only":
         return f"take a draft of the same family with {size} entries, or {_GREEDY}"
-    if found.verdict in ("overlap", "special_tokens_differ"):
-        kept = f"{found.kept_by_occurrence or 0:.0%} of a sample text"
-        return f"take a draft with the target's tokenizer; {_GREEDY} would reach {kept}"
+    if found.verdict == "overlap":
+        kept = f"{found.shared_tokens or 0:,} tokens"
+        return f"take a draft with the target's tokenizer; {_GREEDY} would keep {kept}"
     return (
         f"take a draft with the target's tokenizer and {size} entries, or a method such as `ngram`"
     )
@@ -151,8 +142,8 @@ def foreign_token_ids(variant: Variant) -> Violations:
     """The target's token ids mean other tokens to the draft.
 
     vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and
-    proposes nonsense. Above 2 % of a text this is an error; marks of the chat template are a
-    warning.
+    proposes nonsense. From 2 % of the ids on this is an error; fewer, such as marks of the chat
+    template, are a warning.
     Instead: a draft that was trained with the target's tokenizer, and of its kind (base, chat).
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
@@ -161,36 +152,17 @@ def foreign_token_ids(variant: Variant) -> Violations:
     found = _compared(variant)
     if found is None or not _same_size(found):
         return
-    share, first = found.mismatch_by_occurrence, found.first_difference
-    if found.verdict in ("overlap", "incompatible") or share:
+    if found.verdict in ("overlap", "incompatible"):
+        is_error = found.differing_share is not None and found.differing_share >= OFTEN
         yield variant.violation(
             "model",
-            f"{_ids(found.differing_ids)} the draft{_often(share)}",
-            label=_here(first),
-            related=_there(first),
-            notes=(*_template(found.template_ids), *found.reasons[2:]),
-            help="use a draft that was trained with the target's tokenizer",
-            severity=_by_share(share),
+            f"{_ids(found.differing_ids)} the draft",
+            label=_here(found.first_difference),
+            related=_there(found.first_difference),
+            notes=found.reasons[2:],
+            help="use a draft that was trained with the target's tokenizer, and of its kind",
+            severity=ERROR if is_error else WARNING,
         )
-    if found.verdict == "special_tokens_differ" and (found.template_ids or not share):
-        first = found.template_ids[0] if found.template_ids else first
-        used = "" if found.template_ids else ", though the chat template uses none of them"
-        yield variant.violation(
-            "model",
-            f"special tokens of the target mean something else to the draft{used}",
-            label=_here(first),
-            related=_there(first),
-            notes=_template(found.template_ids),
-            help="use a draft of the target's family and kind (base, chat), or measure this one",
-            severity=WARNING if found.template_ids else INFO,
-        )
-
-
-def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
-    pairs = [f"{item.id} {_shown(item.target)} ({_shown(item.draft)})" for item in differences]
-    more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-    text = f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}"
-    return (text,) if pairs else ()
 
 
 def _shown(token: str | None) -> str:
@@ -211,12 +183,3 @@ def _ids(count: int | None) -> str:
     if count is None:
         return "ids mean other tokens to"
     return "one id means another token to" if count == 1 else f"{count:,} ids mean other tokens to"
-
-
-def _often(share: float | None) -> str:
-    """How much of ordinary text that is."""
-    if share is None:
-        return ""
-    if share == 0:
-        return ", none of them in a sample text"
-    return f": {share:.1%} of a sample text" if share >= RARE else ": under 0.1% of a sample text"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from specserve.models.sample import texts
-
 Document = dict[str, Any]
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def lines() -> list[str]:
-    """The sample text, to train on."""
-    return [line for path in texts() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    """A text to train on."""
+    return [line for line in (DOCS / "tutorial.md").read_text("utf-8").splitlines() if line.strip()]
 
 
 @cache
@@ -41,30 +41,7 @@ def _metaspace(size: int) -> str:
     return json.dumps(document)
 
 
-@cache
-def _unigram(size: int) -> str:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=size, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(filter(str.isascii, lines()), trainer)
-    return str(tokenizer.to_str())
-
-
-@cache
-def _wordpiece(size: int) -> str:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
-    )
-    tokenizer.train_from_iterator(lines(), trainer)
-    return str(tokenizer.to_str())
-
-
-_KINDS = {"byte_level": _byte_level, "metaspace": _metaspace, "unigram": _unigram, "wordpiece": _wordpiece}
+_KINDS = {"byte_level": _byte_level, "metaspace": _metaspace}
 
 
 def document(kind: str = "byte_level", *, size: int = 800, specials: tuple[str, ...] = ()) -> Document:
@@ -88,8 +65,3 @@ def swapped(made: Document, first: str, second: str) -> Document:
     vocab = dict(made["model"]["vocab"])
     vocab[first], vocab[second] = vocab[second], vocab[first]
     return {**made, "model": {**made["model"], "vocab": vocab}}
-
-
-def tokens_of(made: Document) -> dict[str, int]:
-    """Token to id, as the tokenizers library loads the file."""
-    return dict(Tokenizer.from_str(json.dumps(made)).get_vocab(with_added_tokens=True))
