@@ -434,7 +434,6 @@ def memory_inputs_of(
         version=(context.versions or known_versions()[-1:])[-1],
         speculation=block,
         draft=draft,
-        unknown_draft=block.model if block and draft is None else None,
     )
 
 

@@ -204,7 +204,8 @@ def _checked(request: dict[str, Any], lines: JsonLines) -> tuple[list[Finding], 
     known = collect(profile, wanted=wanted)
     for cost in (memory.draft_cost for memory in known.context.memory.values()):
         if cost and not cost.is_little:
-            lines.write({"say": f"the draft costs {cost}"})
+            named = f" of `{options.alternative}`" if options.alternative else ""
+            lines.write({"say": f"the draft{named} costs {cost}"})
     broken = [item.finding(profile) for item in known.unread]
     missing = [
         item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None

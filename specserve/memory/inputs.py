@@ -95,7 +95,6 @@ def memory_inputs(
     version: str,
     speculation: Speculation | None = None,
     draft: ModelFacts | None = None,
-    unknown_draft: str | None = None,
 ) -> MemoryInputs:
     """A profile with one way to speculate (None: none) on one machine, by one vLLM version."""
     engine, asked, is_cpu = profile.engine, profile.target, machine.is_cpu
@@ -138,7 +137,7 @@ def memory_inputs(
         num_speculative_tokens=drafted or 0,
         is_parallel=keys.get("parallel_drafting") is True,
         draft=None if is_inside else draft,
-        unknown_draft=unknown_draft,
+        unknown_draft=speculation.model if speculation and draft is None else None,
         uncounted=tuple(n for n in uncounted if engine[n] != 1 or not n.endswith("_size")),
     )
 

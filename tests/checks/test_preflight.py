@@ -20,6 +20,7 @@ PAIR = """\
     speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     alternatives:
       broken: {method: draft_model, model: ./nowhere, num_speculative_tokens: 3}
+      longer: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 5}
 """
 
 
@@ -38,6 +39,8 @@ def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are_and_the_cost
     check_launch(file, notices=StderrNotices())
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"the draft costs \d+ % of the KV cache: [\d,]+ tokens instead of [\d,]+, ", said)
+    check_launch(file, LaunchOptions(alternative="longer"), notices=StderrNotices())
+    assert "the draft of `longer` costs " in capsys.readouterr().err
 
 
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
