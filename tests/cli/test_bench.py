@@ -13,7 +13,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
-from tests.cli.test_watch_server import detached
+from tests.cli.test_watch import detached
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = (("chat", "code"), (1, 4))

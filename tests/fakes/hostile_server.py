@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler
 
-from loopback import Loopback
+from loopback import served
 
 MOST_BYTES = 512 << 20
 """What an attack sends to a client that reads all of it."""
@@ -132,14 +132,8 @@ def hostile(
     """Its URL. `only_posts`: what is asked by GET is answered as by a server; `elsewhere`: where it redirects to."""
     over = threading.Event()
     about = {"attack": attack, "only_posts": only_posts, "elsewhere": elsewhere, "over": over}
-    handler = type("Handler", (_Handler,), {**about, "paths": paths if paths is not None else []})
-    server = Loopback(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(_Handler, **about, paths=paths if paths is not None else []) as url:
+        try:
+            yield url
+        finally:
+            over.set()

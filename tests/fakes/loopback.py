@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from http.server import ThreadingHTTPServer
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
@@ -16,3 +19,17 @@ class Loopback(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], (OSError, ValueError)):  # gone, or its stream closed by shutdown
             super().handle_error(request, client_address)
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler], **about: Any) -> Iterator[str]:
+    """The URL of a server on a free port of loopback; `about`: what its handler knows."""
+    server = Loopback(("127.0.0.1", 0), type("Handler", (handler,), about))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -13,13 +13,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from loopback import Loopback
+from loopback import Loopback, served
 
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 SIZE = 60
@@ -266,19 +266,9 @@ def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]
         }
 
 
-@contextmanager
-def serving(model: Model) -> Iterator[str]:
+def serving(model: Model) -> AbstractContextManager[str]:
     """The URL of a server with this model, on a free port of loopback."""
-    handler = type("Handler", (_Handler,), {"model": model})
-    server = Loopback(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return served(_Handler, model=model)
 
 
 def main() -> None:

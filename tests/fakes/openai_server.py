@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from loopback import Loopback
+from loopback import served
 
 NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
@@ -196,16 +195,6 @@ def _chunk(choice: dict[str, Any], *, finish_reason: str | None = None) -> str:
     return json.dumps({"id": "x", "object": "o", "created": 1, "model": "demo", "choices": [choice]})
 
 
-@contextmanager
-def serving(script: Script) -> Iterator[str]:
+def serving(script: Script) -> AbstractContextManager[str]:
     """The URL of a server that follows the script, on a free port of loopback."""
-    handler = type("Handler", (_Handler,), {"script": script})
-    server = Loopback(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return served(_Handler, script=script)

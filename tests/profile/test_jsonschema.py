@@ -60,22 +60,6 @@ def test_every_key_is_in_it_with_its_meaning() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "target: {model: x, max_model_len: 32k, revision: 0123456, dtype: null}",
-        "target: {model: x, max_model_len: auto}",
-        "extends: _base.yaml",
-        "extends: _base.yaml\nspeculation: {num_speculative_tokens: 3}",
-        "target: {model: x}\nspeculation: null\nalternatives: {a: null}\nengine: {a: {b: [1]}}",
-        "target: {model: x}\nhardware: {devices: [0, GPU-1]}\nenv: {A: 1, B: true, C: x, D: null}",
-        "target: {model: x}\nspeculation: {method: mtp, num_speculative_tokens_per_batch_size: [[1, 2k, 3]]}",
-    ],
-)
-def test_it_takes(text: str, write: Write) -> None:
-    assert _fits(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         "target: {modle: x}", "targt: {model: x}", "target: {model: x, tensor_parallel_size: '4'}",
         "target: {model: x, tensor_parallel_size: 0}", "target: {model: x, dtype: true}", "target: {model: ''}",
         "target: {model: x}\nspeculation: {method: egle}", "engine: {}",

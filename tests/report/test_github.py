@@ -8,8 +8,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserve.diagnostics import Finding, Severity, Skipped, Span
 from specserve.report.formats import github
@@ -62,15 +60,3 @@ def test_a_group_that_did_not_run_is_a_warning_at_its_profile() -> None:
     assert command == "warning"
     assert properties == {"title": "specserve (models)", "file": "a.yaml"}
     assert text == "a.yaml: SD201, SD202 did not run: no network, no cache"
-
-
-@given(
-    message=st.text(),
-    name=st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=30),
-)
-def test_no_text_can_break_out_of_its_command(message: str, name: str) -> None:
-    span = replace(AT, file=f"x{name}")
-    written = github([replace(FINDING, span=span, message=message, label=message, help=message)])
-    assert written.count("\n") == 1 and "\r" not in written
-    command, properties, _ = parsed(written)
-    assert (command, properties["title"]) == ("error", "specserve (SD104)")

@@ -14,7 +14,7 @@ import pytest
 
 from specserve.errors import TrafficError, UsageError
 from specserve.metrics.counters import Acceptance
-from specserve.serve.client import Answer, Client, Kind, Question
+from specserve.serve.client import Answer, Client, Question
 from specserve.serve.requests import endpoint, no_api
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -24,19 +24,6 @@ from openai_server import SUMMARY, Script, serving
 def ask(script: Script, question: Question | None = None, *, api_key_env: str | None = None) -> Answer:
     with serving(script) as url, Client(endpoint(url, api_key_env=api_key_env)) as client:
         return client.ask(question or Question("hi"), on_text=lambda _kind, _text: None)
-
-
-def test_text_is_handed_on_piece_by_piece() -> None:
-    heard: list[tuple[Kind, str]] = []
-    script = Script(reasoning=("hm",), pieces=("def ", "f", ""))
-    with serving(script) as url, Client(endpoint(url)) as client:
-        answer = client.ask(Question("hi"), on_text=lambda kind, text: heard.append((kind, text)))
-    assert heard == [("reasoning", "hm"), ("text", "def "), ("text", "f")]
-    assert (answer.text, answer.reasoning, answer.finish_reason) == ("def f", "hm", "stop")
-    assert (answer.prompt_tokens, answer.completion_tokens) == (5, 9)
-    assert answer.ttft_s is not None
-    assert answer.last_token_s is not None
-    assert 0 < answer.ttft_s < answer.last_token_s
 
 
 def test_the_speed_counts_tokens_after_the_first() -> None:
@@ -84,13 +71,6 @@ def test_without_a_mode_it_is_a_chat_with_the_first_model() -> None:
     assert "temperature" not in request
 
 
-def test_a_model_without_a_chat_template_continues_the_text_instead() -> None:
-    script = Script(has_template=False)
-    answer = ask(script)
-    assert answer.mode == "completion"
-    assert [request["path"] for request in script.requests] == ["/v1/chat/completions", "/v1/completions"]
-
-
 def test_the_servers_own_count_of_this_request_is_preferred() -> None:
     speculation = ask(Script(summary=SUMMARY, other_requests=3)).speculation
     assert (speculation.is_on, speculation.basis, speculation.other_requests) == (True, "request", 0)
@@ -101,17 +81,6 @@ def test_else_the_counters_gain_is_taken() -> None:
     speculation = ask(Script(finished=5)).speculation
     assert (speculation.basis, speculation.other_requests) == ("counters", 0)
     assert speculation.acceptance == Acceptance(10, 40, 20, (8,))
-
-
-def test_requests_of_others_are_counted_where_the_counters_hold_them_too() -> None:
-    speculation = ask(Script(other_requests=2)).speculation
-    assert speculation.other_requests == 2
-    assert speculation.acceptance == Acceptance(30, 120, 60, (24,))
-
-
-def test_a_server_without_speculation_is_told_from_one_without_metrics() -> None:
-    assert ask(Script(speculates=False)).speculation.is_on is False
-    assert ask(Script(shows_metrics=False)).speculation.is_on is None
 
 
 @pytest.mark.parametrize("summary", [{"acceptance_histogram": "x"}, {}, {"num_spec_steps": None}])
@@ -197,18 +166,6 @@ def test_a_key_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong" not in str(vars(error.value))
 
 
-def test_nothing_listens() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with (
-            Client(endpoint(url)) as client,
-            pytest.raises(TrafficError, match="nothing listens at") as error,
-        ):
-            client.ask(Question("hi"), on_text=lambda _kind, _text: None)
-    assert "specserve up" in str(error.value.hint)
-
-
 def test_a_name_that_does_not_exist() -> None:
     with (
         Client(endpoint("http://no-such-host.invalid:1")) as client,
@@ -259,13 +216,6 @@ def test_a_failing_server_is_quoted_without_its_control_sequences(script: Script
     with pytest.raises(TrafficError, match=message) as error:
         ask(script)
     assert error.value.message.isprintable()
-
-
-def test_text_that_came_before_the_failure_was_handed_on() -> None:
-    heard: list[str] = []
-    with serving(Script(breaks="cut")) as url, Client(endpoint(url)) as client, pytest.raises(TrafficError):
-        client.ask(Question("hi"), on_text=lambda _kind, text: heard.append(text))
-    assert "".join(heard) == "def f():\n    pass"
 
 
 def test_one_request_is_never_tried_twice() -> None:
@@ -325,21 +275,6 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
 )
 def test_addresses_of_this_machine_are_told_from_others(url: str, is_loopback: bool) -> None:
     assert endpoint(url).is_loopback is is_loopback
-
-
-@pytest.mark.parametrize("value", ["", "  ", "two\nlines", "schlüssel"])
-def test_a_variable_without_a_key_is_an_error_that_does_not_show_it(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_KEY", value)
-    with pytest.raises(UsageError, match="`MY_KEY`") as error:
-        endpoint("http://x", api_key_env="MY_KEY")
-    assert not value.strip() or value not in str(vars(error.value))
-
-
-def test_a_key_never_shows_in_a_representation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "s3cret")
-    assert "s3cret" not in repr(endpoint("http://x", api_key_env="MY_KEY"))
 
 
 def test_a_connection_that_opens_while_the_client_closes_is_closed_too(

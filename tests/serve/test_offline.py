@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from specserve.errors import LaunchError, UsageError
-from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.offline import OfflineEngine
 
@@ -97,18 +96,6 @@ for message in inbox:
 counts = {"drafts": 2, "draft_tokens": 8, "accepted_tokens": 4, "accepted_per_position": [2, 2]}
 send(event="done", acceptance=counts)
 """
-
-
-def test_requests_are_answered_and_the_acceptance_is_known_at_the_end(log: Path) -> None:
-    with engine(WORKS, log) as child:
-        assert child.start() == "0.32.0"
-        answers = list(child.answers(requests(3)))
-    assert answers == [
-        text(0, "prompt 0", "stop", 2, 4),
-        {"index": 1, "error": "too long"},
-        text(2, "prompt 2", "stop", 2, 4),
-    ]
-    assert child.acceptance == Acceptance(2, 8, 4, (2, 2))
 
 
 def test_an_engine_without_speculation_has_no_acceptance(log: Path) -> None:
@@ -202,20 +189,6 @@ def test_an_engine_that_does_not_read_keeps_nobody_from_leaving(log: Path) -> No
         list(child.answers([{"index": 0, "prompt": "x" * (1 << 20), "params": {}}]))  # more than a pipe holds
 
 
-def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> None:
-    script = """
-    send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
-    send(event="finished", index=0, text="kept", finish_reason="stop", prompt_tokens=1, completion_tokens=1)
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
-    with engine(script, log) as child:
-        child.start()
-        answers = child.answers(requests(3))
-        assert next(answers) == text(0, "kept", "stop", 1, 1)
-        with pytest.raises(LaunchError):
-            next(answers)
-
-
 def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
     with (
@@ -263,13 +236,6 @@ def assert_gone(pids: list[int]) -> None:
             return
         time.sleep(0.1)
     pytest.fail(f"still running: {alive}")
-
-
-def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "engine.log"
-    with engine(WORKS, path) as child:
-        child.start()
-    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

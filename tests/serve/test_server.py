@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -112,14 +111,6 @@ def test_figures_of_a_silent_server_come_from_its_metrics_and_the_rest_is_unknow
     assert watched.ready.figures.weights_gib is None
 
 
-def test_the_log_is_for_the_owner_alone(fake_plan: FakePlan, tmp_path: Path) -> None:
-    log = tmp_path / "state" / "server.log"
-    with running(fake_plan(), log_path=log):
-        assert log.stat().st_mode & 0o777 == 0o600
-        assert log.parent.stat().st_mode & 0o777 == 0o700
-    assert "Starting vLLM server" in log.read_text()
-
-
 def test_an_answer_other_than_200_is_not_ready(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
     with running(fake_plan("--fault", "unhealthy"), log_path=tmp_path / "server.log") as server:
         assert is_healthy(server.url)
@@ -211,14 +202,6 @@ def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is
     assert nothing_is_left(watched.session, plan)
 
 
-def test_sigterm_before_ready_is_exit_code_143(fake_plan: FakePlan, tmp_path: Path) -> None:
-    with StopRequest() as stop:
-        stop.request(signal.SIGTERM)
-        with pytest.raises(Interrupted) as caught, running(fake_plan(), log_path=tmp_path / "l", stop=stop):
-            pytest.fail("it was stopped before")
-    assert caught.value.exit_code == 143
-
-
 def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
@@ -281,22 +264,6 @@ def test_a_killed_api_server_takes_its_engine_along(
         end(server)
         server.wait()
     assert caught.value.exit_code == 2
-    assert nothing_is_left(watched.session, plan)
-
-
-def test_a_stop_while_serving_ends_the_supervision_without_an_error(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path
-) -> None:
-    plan = fake_plan()
-    with StopRequest() as stop:
-
-        def stop_when_ready(event: events.Event) -> None:
-            watched(event)
-            if isinstance(event, events.Ready):
-                threading.Timer(0.2, stop.request).start()
-
-        with running(plan, log_path=tmp_path / "server.log", stop=stop, on_event=stop_when_ready) as server:
-            server.wait()
     assert nothing_is_left(watched.session, plan)
 
 
