@@ -44,7 +44,7 @@ class ModelFile:
 
     size_bytes: int | None = None
     sha256: str | None = None
-    """Known for large files of the Hub, and for small files of a lock."""
+    """Known for small files of a lock."""
     path: Path | None = None
     """Its place on this machine, if it has one."""
 
@@ -75,12 +75,6 @@ class ModelFacts:
 
     __hash__ = object.__hash__
     """By identity: what is computed of a model is remembered for the object that was read."""
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """The classes that config.json names."""
-        names = self.config.get("architectures")
-        return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
 def holds_tokenizer(files: Iterable[str]) -> bool:

@@ -28,16 +28,11 @@ _NOT_FOR_INFERENCE = (
     "training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt",
 )  # fmt: skip
 _SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
-_NOT_SMALL = (
-    "trainer_state.json", "all_results.json", "train_results.json", "eval_results.json",
-)  # fmt: skip
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def is_small(name: str) -> bool:
     """Whether it is a file of the configuration or the tokenizer, which is read as a whole."""
-    is_named = any(fnmatchcase(name, pattern) for pattern in _SMALL)
-    return is_named and "/" not in name and name not in _NOT_SMALL
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in _SMALL)
 
 
 def list_files(folder: Path) -> dict[str, ModelFile]:
@@ -46,13 +41,10 @@ def list_files(folder: Path) -> dict[str, ModelFile]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                # the Hub cache names a large file's blob by the file's sha256
-                blob = Path(entry.path).readlink().name if entry.is_symlink() else ""
-                sha256 = blob if _SHA256.fullmatch(blob) else None
                 with suppress(OSError):  # a link that leads nowhere
                     if entry.is_file():
                         size = entry.stat().st_size
-                        files[entry.name] = ModelFile(size, sha256, Path(entry.path))
+                        files[entry.name] = ModelFile(size, path=Path(entry.path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelNotFound(f"there is no directory `{folder}`") from error
     except (OSError, ValueError) as error:

@@ -267,7 +267,7 @@ def _read(model: str, info: Any, *, need_config: bool) -> ModelFacts:
 
     api = HfApi(os.environ.get("HF_ENDPOINT"))
     files = {
-        entry.rfilename: ModelFile(entry.size, entry.lfs.sha256 if entry.lfs else None)
+        entry.rfilename: ModelFile(entry.size)
         for entry in sorted(info.siblings, key=lambda entry: str(entry.rfilename))
     }
     small = [name for name in files if is_small(name)]

@@ -88,9 +88,8 @@ def read_lock(file: Path) -> Lock | None:
         content = read_object(file, where=file.name)
         version = content.get("version")
         if type(version) is not int or version != VERSION:
-            is_newer = isinstance(version, int) and version > VERSION
             text = f"its format version is {version!r:.20}, but this specserve reads {VERSION}"
-            raise FactError(text, hint="a newer specserve wrote it" if is_newer else None)
+            raise FactError(text)
         created, by = content["created"], content["specserve"]
         if not isinstance(created, str) or not isinstance(by, str):
             raise FactError("`created` must be a date, and `specserve` a version number")
@@ -103,7 +102,7 @@ def read_lock(file: Path) -> Lock | None:
         text = error.message
         if file.name not in text:
             text = f"`{file.name}` is not a valid lock: {text}"
-        raise FactError(text, hint=error.hint or _HINT) from error
+        raise FactError(text, hint=_HINT) from error
 
 
 def _model(entry: Any) -> ModelFacts:
@@ -205,7 +204,9 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         try:
             folder = read_folder(Path(model), model=model, origin="directory", need_config=False)
             now = hashed(folder)
-            files = _differences(entry.files, now.files)
+            old, new = entry.files, now.files
+            names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+            files = tuple(f"`{name}` differs from the lock" for name in names)
             if not files and entry.tensors != now.tensors:
                 files = ("the tensors of its weights differ from the lock",)
         except FactError as error:
@@ -215,16 +216,3 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         return None
     commit = current_commit(entry.model, revision=entry.revision)
     return Drift(path, "moved", model, (commit,)) if commit != entry.commit else None
-
-
-def _differences(old: Mapping[str, ModelFile], new: Mapping[str, ModelFile]) -> tuple[str, ...]:
-    """What changed between two states of hashed files, one sentence a file, by name."""
-    said = []
-    for name in sorted({*old, *new}):
-        if name not in new:
-            said.append(f"`{name}` is gone")
-        elif name not in old:
-            said.append(f"`{name}` is new")
-        elif old[name] != new[name]:
-            said.append(f"`{name}` differs from the lock")
-    return tuple(said)

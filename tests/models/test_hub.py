@@ -51,7 +51,7 @@ def test_facts_of_the_hub_are_those_of_the_files(model: Path, hub: HubServer) ->
     path = facts.files["tokenizer.json"].path
     assert path and path.read_bytes() == (model / "tokenizer.json").read_bytes()
     weights = facts.files["model-00001-of-00002.safetensors"]
-    assert weights.sha256 and weights.path is None and weights.size_bytes
+    assert weights.path is None and weights.size_bytes
     shards = [request for request in hub.requests if request.path.endswith(".safetensors")]
     assert shards and all(request.range for request in shards)
     assert not hub.sent("README") and not hub.sent("original")

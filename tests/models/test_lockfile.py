@@ -101,17 +101,6 @@ def test_a_comparison_comes_back_for_its_pair(lock: Lock, tmp_path: Path) -> Non
     assert lock.comparison(draft, ("org/m", None)) is None
 
 
-def test_identities_are_commits_and_contents(lock: Lock, tmp_path: Path) -> None:
-    def of(model: str, revision: str | None = None) -> str:
-        found = lock.find(model, revision=revision)
-        assert found
-        return identity(found)
-
-    assert of("org/m") == of("org/m", COMMIT) == f"org/m@{COMMIT}"
-    assert of("org/m", "v1") == f"org/m@{OTHER}"
-    assert of(str(tmp_path / "models" / "draft")).startswith("sha256:")
-
-
 def test_the_content_of_a_directory_is_its_identity_and_its_place_is_not(tmp_path: Path) -> None:
     found = []
     for name, entry in (("one", LOCAL), ("two", LOCAL), ("three", replace(LOCAL, files={}))):
@@ -180,14 +169,6 @@ def test_what_is_no_lock_is_a_clear_error(tmp_path: Path, content: bytes, words:
     assert error.value.hint == "`specserve lock` writes it again"
 
 
-def test_a_lock_of_a_newer_specserve_is_not_to_be_written_again(tmp_path: Path) -> None:
-    file = tmp_path / "p.lock.json"
-    file.write_bytes(change(version=2))
-    with pytest.raises(FactError, match="its format version is 2") as error:
-        read_lock(file)
-    assert error.value.hint == "a newer specserve wrote it"
-
-
 @given(st.dictionaries(st.text(max_size=9), TENSORS, max_size=9))
 def test_tensors_come_back_whatever_their_names_are(tensors: dict[str, Tensor]) -> None:
     facts = replace(HUB, tensors={name.replace("\0", ""): each for name, each in tensors.items()})
@@ -198,17 +179,6 @@ def test_tensors_without_end_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("specserve.models.facts._MAX_TENSOR_BYTES", 50)
     with pytest.raises(FactError, match="cut short, or too many"):
         from_record(to_record(HUB), origin="lock")
-
-
-@pytest.mark.parametrize("kind", ["folder", "loop"])
-def test_a_lock_that_is_no_file_is_not_passed_over(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "p.lock.json"
-    if kind == "folder":
-        file.mkdir()
-    else:
-        file.symlink_to(file)
-    with pytest.raises(FactError, match=r"p\.lock\.json"):
-        read_lock(file)
 
 
 JSON = st.recursive(

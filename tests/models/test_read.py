@@ -92,16 +92,6 @@ def test_the_cache_answers_for_a_branch_and_for_a_commit() -> None:
     assert read_model("org/m", revision="refs/pr/4").commit == "b" * 40
 
 
-def test_a_blob_of_the_cache_tells_the_files_hash() -> None:
-    folder = cached("org/m", tensors=None)
-    blob = folder.parents[1] / "blobs" / ("c" * 64)
-    blob.parent.mkdir()
-    blob.write_bytes(safetensors())
-    (folder / "model.safetensors").symlink_to(blob)
-
-    assert read_model("org/m").files["model.safetensors"].sha256 == "c" * 64
-
-
 @pytest.mark.parametrize("ref", ["", "main\n/../..", "z" * 40, "../" * 20, "a" * 41])
 def test_a_spoiled_ref_is_no_ref(ref: str) -> None:
     folder = cached("org/m")
@@ -178,12 +168,6 @@ def test_a_configuration_that_is_no_file_counts_as_absent(tmp_path: Path, kind: 
         file.symlink_to("nowhere")
     with pytest.raises(FactError, match=r"has no config\.json"):
         read_model(str(tmp_path))
-
-
-def test_a_directory_that_links_to_itself_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "m").symlink_to(tmp_path / "m")
-    with pytest.raises(FactError):
-        read_model("./m", folder=tmp_path)
 
 
 def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path) -> None:

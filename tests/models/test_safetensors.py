@@ -97,21 +97,6 @@ def test_a_type_of_tomorrow_is_unknown_and_not_broken(tmp_path: Path) -> None:
     assert (facts.tensors, facts.broken) == (None, {})
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "loop", "pipe"])
-def test_what_is_no_file_is_an_error_and_never_waited_for(tmp_path: Path, kind: str) -> None:
-    import os
-
-    file = tmp_path / "m.safetensors"
-    if kind == "folder":
-        file.mkdir()
-    elif kind == "loop":
-        file.symlink_to(file)
-    elif kind == "pipe":
-        os.mkfifo(file)
-    with pytest.raises(FactError, match=r"cannot read `m\.safetensors`"):
-        read_header(file)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
@@ -134,17 +119,3 @@ def test_whatever_a_header_says_it_is_tensors_or_a_clear_error(content: Any, roo
         tensors_of(content, name="m", room_bytes=room_bytes)
     except FactError as error:
         error.message.encode()
-
-
-@given(st.binary(max_size=200))
-@example(safetensors()[:40])
-def test_whatever_a_file_holds_it_is_tensors_or_a_clear_error(content: bytes) -> None:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "m.safetensors"
-        file.write_bytes(content)
-        try:
-            read_header(file)
-        except FactError as error:
-            assert error.message

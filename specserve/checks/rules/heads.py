@@ -190,7 +190,7 @@ def unknown_head(variant: Variant) -> Violations:
         return
     if found:
         text, related = f"vLLM {', '.join(found)} {text}", {variant.at("method"): "the method"}
-        help_ = _other_method((*variant.draft.architectures, "")[0])
+        help_ = _other_method((*architectures(variant.draft.config), "")[0])
         yield variant.violation("model", text, related=related, versions=found, help=help_)
 
 
