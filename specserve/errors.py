@@ -54,9 +54,6 @@ def _pairs(word: str) -> frozenset[tuple[str, str]]:
 class SpecserveError(Exception):
     """The work could not be done. `hint` says what the user can do about it."""
 
-    cause = "broken"
-    """Why something outside cannot be read, in one word, for programs."""
-
     def __init__(
         self,
         message: str,
@@ -67,6 +64,7 @@ class SpecserveError(Exception):
         log_path: str | None = None,
         log_tail: tuple[str, ...] = (),
         exit_code: int = 2,
+        cause: str = "broken",
     ) -> None:
         self.message = shortened(without_user(message))
         super().__init__(self.message)
@@ -76,6 +74,7 @@ class SpecserveError(Exception):
         self.log_path = log_path
         self.log_tail = log_tail
         self.exit_code = exit_code
+        self.cause = cause
 
 
 class UsageError(SpecserveError):
@@ -87,7 +86,12 @@ class ProfileError(SpecserveError):
 
 
 class FactError(SpecserveError):
-    """Something outside (a file, the disk, an installed package) is not as it must be."""
+    """Something outside (a file, the disk, an installed package, the Hub) is not as it must be.
+
+    `cause` of a model that is not read, for programs: `broken`; `not_found`, `gated` and
+    `unreachable` on the Hub; `offline` (not cached, and the Hub may not be asked); `elsewhere` (a
+    path of another machine); `unsupported` (a bucket, a GGUF file).
+    """
 
 
 class LaunchError(SpecserveError):
@@ -100,39 +104,3 @@ class TrafficError(SpecserveError):
 
 class Interrupted(SpecserveError):
     """A signal ended the work before it was done: exit code 128 and its number."""
-
-
-class ModelNotFound(FactError):
-    """There is no such directory, repository or revision."""
-
-    cause = "not_found"
-
-
-class GatedModel(FactError):
-    """The Hub does not show the repository to this user: gated, private, or a bad token."""
-
-    cause = "gated"
-
-
-class NotCached(FactError):
-    """The Hub may not be asked, and this machine has no copy."""
-
-    cause = "offline"
-
-
-class HubUnreachable(FactError):
-    """The Hub does not answer as it must: no network, a stall, an error 500, a wrong length."""
-
-    cause = "unreachable"
-
-
-class NotHere(FactError):
-    """A path of another machine than this one, where nobody can look at it."""
-
-    cause = "elsewhere"
-
-
-class UnsupportedModel(FactError):
-    """A kind of model reference that specserve does not read: a bucket, a GGUF file."""
-
-    cause = "unsupported"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
-from specserve.errors import FactError, NotHere, UsageError
+from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile, Speculation, world_size
@@ -168,7 +168,7 @@ def _reader(
         if entry is not None and (wanted.locked or elsewhere or entry.commit is not None):
             return entry
         if wanted.locked and unusable:
-            raise NotHere(unusable)
+            raise FactError(unusable, cause="elsewhere")
         if wanted.locked:
             why = (
                 "is not in the lock"
@@ -177,9 +177,10 @@ def _reader(
             )
             raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
         if elsewhere:
-            raise NotHere(
+            raise FactError(
                 f"`{model}` is not on this machine, and `--assume` names another one",
                 hint="`specserve lock PROFILE` on that machine records what `check` needs",
+                cause="elsewhere",
             )
         wanted.tell(f"reading {model}")
         config = (model, revision) not in bare

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specserve.cli.options import PROFILE, Alternative, argument, flag
-from specserve.errors import HubUnreachable, NotCached
+from specserve.errors import FactError
 from specserve.report.console import escaped, out, say
 from specserve.report.text import count
 
@@ -46,8 +46,9 @@ def lock(
                 say_locked(lock_profile(profile, offline=is_offline()), profile)
                 continue
             state, problems = lock_problems(profile, ask_hub=not is_offline())
-        except NotCached as error:
-            error.hint = f"`specserve pull {file}` downloads it; unset HF_HUB_OFFLINE"
+        except FactError as error:
+            if error.cause == "offline":
+                error.hint = f"`specserve pull {file}` downloads it; unset HF_HUB_OFFLINE"
             raise
         states.append(state)
         for problem in problems:
@@ -99,7 +100,8 @@ def pull(
             fetch_files(each, cache=cache)
             say(f"{name}: {count(len(each.files), 'file')}, complete")
             out(str(each.folder))
-    except HubUnreachable as error:
-        network = "check the network and HF_ENDPOINT"
-        error.hint = f"{network}, and run it again: it continues where it stopped"
+    except FactError as error:
+        if error.cause == "unreachable":
+            network = "check the network and HF_ENDPOINT"
+            error.hint = f"{network}, and run it again: it continues where it stopped"
         raise

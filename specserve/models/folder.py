@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import FactError, ModelNotFound, UnsupportedModel, quoted, system_reason
+from specserve.errors import FactError, quoted, system_reason
 from specserve.files import open_regular
 from specserve.models.facts import BITS, CONFIG, ModelFacts, ModelFile, Origin, Tensor
 from specserve.models.jsonfile import LFS_POINTER, parse_object, read_object
@@ -46,7 +46,7 @@ def list_files(folder: Path) -> dict[str, ModelFile]:
                         size = entry.stat().st_size
                         files[entry.name] = ModelFile(size, path=Path(entry.path))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ModelNotFound(f"there is no directory `{folder}`") from error
+        raise FactError(f"there is no directory `{folder}`", cause="not_found") from error
     except (OSError, ValueError) as error:
         reason = system_reason(error)
         raise FactError(f"cannot read the directory `{folder}`: {reason}") from error
@@ -146,7 +146,7 @@ def read_folder(
 ) -> ModelFacts:
     """The facts of a directory.
 
-    Raises ModelNotFound without one, FactError without a readable configuration.
+    Raises FactError without one, or without a readable configuration.
     """
 
     def header(name: str) -> Tensors | FactError:
@@ -186,7 +186,9 @@ def assemble(
 
     if CONFIG not in files and need_config:
         if "params.json" in files:
-            raise UnsupportedModel(f"`{place}` has params.json of Mistral's own and no {CONFIG}")
+            raise FactError(
+                f"`{place}` has params.json of Mistral's own and no {CONFIG}", cause="unsupported"
+            )
         has_weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
         hint = "it has weights without their configuration"
         hint = hint if has_weights else "check that it is a model's directory"

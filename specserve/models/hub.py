@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__
-from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, system_reason
+from specserve.errors import FactError, system_reason
 from specserve.files import write_whole
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
 from specserve.models.folder import Tensors, assemble, is_small, tensors_of
@@ -124,8 +124,7 @@ def read_from_hub(
 ) -> ModelFacts:
     """What the Hub says of a revision; what was read of its commit before is not asked for again.
 
-    Small files go into the Hub cache, where no branch leads to them. Raises ModelNotFound,
-    GatedModel, HubUnreachable, FactError.
+    Small files go into the Hub cache, where no branch leads to them. Raises FactError.
     """
     known = recall(model, revision=revision)
     if known and (
@@ -151,7 +150,7 @@ def read_from_hub(
 
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
-    """The commit that a branch has now. Raises ModelNotFound, GatedModel, HubUnreachable."""
+    """The commit that a branch has now. Raises FactError."""
     if revision and COMMIT.fullmatch(revision):
         return revision
     with _asking(model, revision):
@@ -161,7 +160,7 @@ def current_commit(model: str, *, revision: str | None = None) -> str:
 def derived_drafts(target: str) -> list[tuple[str, str | None, str | None]]:
     """The models that name the target as their base and are tagged as drafts, by name.
 
-    Each with its licence and the day of its last change. Raises HubUnreachable, GatedModel.
+    Each with its licence and the day of its last change. Raises FactError.
     """
     found = {}
     with _asking(target):
@@ -227,7 +226,7 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
 def fetch_files(download: ModelDownload, *, cache: Path) -> None:
     """Downloads what is missing, with the Hub library's progress on a terminal.
 
-    Raises HubUnreachable, GatedModel, ModelNotFound, and FactError for a file of another size than
+    Raises FactError, also for a file of another size than
     the Hub said.
     """
     model, commit = download.model, download.commit
@@ -256,7 +255,9 @@ def _info(model: str, revision: str | None) -> Any:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     )
     if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
-        raise HubUnreachable(f"`{model}`: the Hub answers without a commit, or without files")
+        raise FactError(
+            f"`{model}`: the Hub answers without a commit, or without files", cause="unreachable"
+        )
     return info
 
 
@@ -275,7 +276,7 @@ def _read(model: str, info: Any, *, need_config: bool) -> ModelFacts:
     for name, place in _fetch(model, info.sha, small, cache=hub_cache()).items():
         if not _is_there(place, files[name]):
             text = f"the size of `{name}` does not match the size that the Hub reported"
-            raise HubUnreachable(f"`{model}`: {text}")
+            raise FactError(f"`{model}`: {text}", cause="unreachable")
         files[name] = replace(files[name], path=place)
 
     def header(name: str) -> Tensors | FactError:
@@ -342,25 +343,25 @@ def _asking(model: str, revision: str | None = None, *, is_shown: bool = False) 
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        kind: type[FactError] = GatedModel
+        cause = "gated"
         if isinstance(error, errors.GatedRepoError) or status == 403:
             text = "it is gated, and the Hub gave you no access"
             hint = "accept the licence on its page, then run `hf auth login` or set HF_TOKEN"
         elif isinstance(error, errors.RevisionNotFoundError):
-            kind, text = ModelNotFound, "the Hub has no such revision"
+            cause, text = "not_found", "the Hub has no such revision"
             hint = "a revision is a branch, a tag or a commit of the repository"
         elif isinstance(error, errors.RepositoryNotFoundError):
-            kind, text = ModelNotFound, "the Hub has no such repository, or does not show it to you"
+            cause, text = "not_found", "the Hub has no such repository, or does not show it to you"
             hint = "check the name; a private repository needs HF_TOKEN, or `hf auth login`"
         else:
-            kind, name = HubUnreachable, type(error).__name__
+            cause, name = "unreachable", type(error).__name__
             words = f"cannot be asked: {next(iter(str(error).strip().splitlines()), name)}"
             if "header value" in words:  # it would show the token
                 words = "cannot be asked: the token has characters that no HTTP header can hold"
             words = "did not answer in time" if "Timeout" in name else words
             text = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} {words}"
             hint = "check the network and HF_ENDPOINT, or use `--offline`"
-        raise kind(f"`{model}`{at}: {text}", hint=hint) from None
+        raise FactError(f"`{model}`{at}: {text}", hint=hint, cause=cause) from None
     finally:
         if is_hidden:
             enable_progress_bars()

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
+from specserve.errors import FactError
 from specserve.models.facts import ModelFacts
 from specserve.models.folder import read_folder
 from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub, recall
@@ -35,13 +35,14 @@ def read_model(
     `folder`: where a relative path starts, by default the current directory; `need_config`: False
     for what has a tokenizer and perhaps no model.
 
-    Raises FactError: ModelNotFound, GatedModel, NotCached, HubUnreachable, UnsupportedModel, or
-    for broken files.
+    Raises FactError for a model that cannot be had, and for broken files.
     """
     place = local_path(model, folder=folder)
     if place is not None:
         if place.is_file():
-            raise UnsupportedModel(f"`{model}` is a file: specserve reads directories of models")
+            raise FactError(
+                f"`{model}` is a file: specserve reads directories of models", cause="unsupported"
+            )
         return read_folder(
             place, model=model, origin="directory", revision=revision, need_config=need_config
         )
@@ -68,9 +69,10 @@ def read_model(
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
     first = "" if offline else "unset HF_HUB_OFFLINE; then "
     ways = "`specserve lock PROFILE` records what `check` needs, or `specserve pull PROFILE`"
-    raise NotCached(
+    raise FactError(
         f"`{model}`{at} is not in the Hub cache, and {why}",
         hint=f"{first}{ways} downloads the whole model",
+        cause="offline",
     )
 
 
@@ -92,14 +94,18 @@ def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
     """Raises FactError if these cannot be a repository and a revision of the Hub."""
     if re.match(r"[a-z][a-z0-9+.-]*://", model):
         text = f"`{model}` is a URL, but specserve reads only directories and Hub ids"
-        raise UnsupportedModel(text)
+        raise FactError(text, cause="unsupported")
     if re.search(r"(?i)gguf(:|$)|\.gguf$", model):
-        raise UnsupportedModel(f"`{model}` is a GGUF model: specserve reads safetensors")
+        raise FactError(
+            f"`{model}` is a GGUF model: specserve reads safetensors", cause="unsupported"
+        )
     if not _HUB_ID.fullmatch(model):
         hint = "a Hub id is ORGANISATION/NAME; a path starts with ./"
-        raise ModelNotFound(f"`{model}` is neither a directory nor a Hub id", hint=hint)
+        raise FactError(
+            f"`{model}` is neither a directory nor a Hub id", hint=hint, cause="not_found"
+        )
     if revision is not None and not _REVISION.fullmatch(revision):
-        raise ModelNotFound(f"`{revision}` cannot be a revision of `{model}`")
+        raise FactError(f"`{revision}` cannot be a revision of `{model}`", cause="not_found")
 
 
 def model_note(folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from specserve.errors import ModelNotFound, NotCached
+from specserve.errors import FactError
 from specserve.models.hub import ModelDownload, hub_cache, is_offline, plan_download, read_from_hub
 from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
@@ -78,12 +78,14 @@ def downloads(profile: Profile, *, tell: Callable[[str], None] = lambda _: None)
         place = local_path(use.model)
         if place is not None:
             if not place.is_dir():
-                raise ModelNotFound(f"there is no directory `{place}`")
+                raise FactError(f"there is no directory `{place}`", cause="not_found")
             continue
         refuse_no_hub_id(use.model, revision=use.revision)
         if is_offline():
             hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
-            raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set", hint=hint)
+            raise FactError(
+                f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set", hint=hint, cause="offline"
+            )
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
         download = plan_download(facts, cache=cache_of(profile))

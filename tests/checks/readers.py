@@ -8,7 +8,7 @@ from typing import Any
 from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.rules import all_rules
 from specserve.diagnostics import Finding
-from specserve.errors import ModelNotFound
+from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile
 from tests.checks.judging import judged
@@ -37,7 +37,7 @@ def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]
         for name, known in models.items():
             if model.endswith(name):
                 return known
-        raise ModelNotFound(f"no `{model}`")
+        raise FactError(f"no `{model}`", cause="not_found")
 
     context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
     return [item for item in judged(context) if item.code in OF_MODELS]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import HubUnreachable
+from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.measure.drafts import find_drafts
 from specserve.models.drafts import Source
@@ -96,5 +96,5 @@ def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServ
 def test_a_hub_that_does_not_answer_is_an_error(tmp_path: Path, hub: HubServer) -> None:
     hub.add("org/target", write_model(tmp_path / "target"))
     hub.close()
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(FactError):
         find_drafts("org/target", online=True)
