@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -206,18 +209,26 @@ def test_a_directory_has_nothing_to_pull(
     assert pull(file) == 2
 
 
-@pytest.mark.parametrize("fault", ["500", "reset"])
 def test_a_download_that_fails_says_that_it_can_go_on(
-    hub: HubServer,
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    fault: str,
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read_model("org/target")  # its facts are known, so that the download itself meets the fault
-    hub.repositories["org/target"].fault, hub.repositories["org/target"].on = fault, "/resolve/"
+    hub.repositories["org/target"].fault, hub.repositories["org/target"].on = "reset", "/resolve/"
     file.write_text("target: {model: org/target}\n")
     assert pull(file) == 2
     assert "run it again: it continues where it stopped" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_while_the_hub_is_silent(hub: HubServer, file: Path) -> None:
+    hub.repositories["org/target"].fault, hub.repositories["org/target"].on = "stall", "/resolve/"
+    env = {**os.environ, "HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_DOWNLOAD_TIMEOUT": "600"}
+    command = [sys.executable, "-m", "specserve", "pull", str(file)]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as process:
+        while not hub.sent("/resolve/"):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=45)
+    assert process.returncode == 130 and error.endswith(b"interrupted\n")
 
 
 def test_offline_nothing_is_pulled(

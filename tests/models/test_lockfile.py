@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.models.facts import BITS, ModelFacts, ModelFile, Tensor, from_record, to_record
-from specserve.models.lock import Lock, identity, lock_path, lock_text, read_lock
+from specserve.models.lock import Lock, lock_path, lock_text, read_lock
 from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
 
 COMMIT, OTHER = "a" * 40, "b" * 40
@@ -69,12 +69,6 @@ def test_a_lock_lies_beside_its_profile() -> None:
     assert lock_path("-") is None
 
 
-def test_the_text_is_the_same_in_whatever_order_and_ends_with_a_line() -> None:
-    assert text(HUB, TAGGED, LOCAL) == text(LOCAL, TAGGED, HUB)
-    assert text().endswith("}\n")
-    assert text().index('"comparisons"') < text().index('"created"') < text().index('"models"')
-
-
 def test_a_model_is_found_by_its_revision_and_by_its_commit(lock: Lock) -> None:
     found = lock.find("org/m")
     assert found and (found.origin, found.commit, found.revision) == ("lock", COMMIT, None)
@@ -86,32 +80,12 @@ def test_a_model_is_found_by_its_revision_and_by_its_commit(lock: Lock) -> None:
     assert lock.find("org/other") is None
 
 
-def test_a_directory_is_found_by_where_it_lies_from_the_lock(lock: Lock, tmp_path: Path) -> None:
-    place = str(tmp_path / "models" / "draft")
-    found = lock.find(place)
-    assert found and found.model == place
-    assert lock.find(str(tmp_path / "draft")) is None
-
-
 def test_a_comparison_comes_back_for_its_pair(lock: Lock, tmp_path: Path) -> None:
     draft = (str(tmp_path / "models" / "draft"), None)
     assert lock.comparison(("org/m", None), draft) == COMPARED
     assert lock.comparison(("org/m", COMMIT), draft) == COMPARED
     assert lock.comparison(("org/m", "v1"), draft) is None
     assert lock.comparison(draft, ("org/m", None)) is None
-
-
-def test_the_content_of_a_directory_is_its_identity_and_its_place_is_not(tmp_path: Path) -> None:
-    found = []
-    for name, entry in (("one", LOCAL), ("two", LOCAL), ("three", replace(LOCAL, files={}))):
-        file = tmp_path / name / "deep" / "p.lock.json"
-        file.parent.mkdir(parents=True)
-        file.write_text(text(entry))
-        lock = read_lock(file)
-        facts = lock.find(str(tmp_path / name / "models" / "draft")) if lock else None
-        assert facts
-        found.append(identity(facts))
-    assert found[0] == found[1] != found[2]
 
 
 def change(**changes: Any) -> bytes:
