@@ -28,7 +28,7 @@ def unquantized_mtp(variant: Variant) -> Violations:
     that vLLM gives it: the start fails after the target is loaded, or no draft is accepted
     (vllm-project/vllm#53387, #52649, #43304).
     Instead: a checkpoint that lists these layers there, or one that quantized them.
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/utils.py, `ignore`
+    Source: vllm/model_executor/layers/quantization/compressed_tensors/utils.py, `should_ignore`
     """
     config, facts = own_layers(variant) or ({}, None)
     related, help_ = {"target.model": "the checkpoint"}, "use a checkpoint that lists them there"

@@ -115,8 +115,8 @@ def open_bind(ctx: Context) -> Violations:
     vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an
     info) stay open, and in developer mode (a warning) endpoints that reset and inspect the engine.
     Instead: 127.0.0.1 behind a proxy, a Unix socket, or a certificate of each client.
-    Source: vllm/entrypoints/serve/middleware/authenticate.py, `path doesn't start with`
-    Source: vllm/entrypoints/launchers/api_server/routers.py, `if`
+    Source: vllm/entrypoints/serve/middleware/authenticate.py, `GUARDED_PREFIX`
+    Source: vllm/entrypoints/launchers/api_server/routers.py, `envs.VLLM_SERVER_DEV_MODE`
     """
     server = ctx.profile.server
     if not is_open(ctx.profile):
