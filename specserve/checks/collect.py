@@ -53,7 +53,7 @@ class CheckOptions:
     asks: bool = False
     """Whether vLLM itself judges the launch as well, wherever it is installed."""
     source: VllmToAsk | None = None
-    """The vLLM of a wheel or a folder, which is asked instead of the installed one."""
+    """The vLLM of a folder, which is asked instead of the installed one."""
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool | None = None

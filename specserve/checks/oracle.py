@@ -10,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -43,10 +40,6 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
 
 LIMIT_S = 300.0
-_WHEEL = "name a wheel (.whl) of vLLM, or a folder with its files: `vllm` and one in `.dist-info`"
-_KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
-"""What the configuration code reads of a wheel; the kernels are most of its size."""
-_MOST_BYTES = 1 << 30
 _TARGET, _DRAFT = "target", "draft"
 _TABLES = ("embed_tokens", "lm_head")
 _LLAMA = {
@@ -68,47 +61,21 @@ class VllmToAsk:
     version: str
     source: Path | None = None
     changed: str = ""
-    """When a folder of somebody's own was changed last: its version does not tell."""
+    """When that folder was changed last: its version does not tell."""
 
 
-def vllm_in(source: Path) -> VllmToAsk:
-    """The vLLM in a wheel, or in a folder that holds its package. Raises FactError."""
-    if not source.exists():
-        raise FactError(f"there is no file or folder `{source}`", hint=_WHEEL)
-    is_wheel = source.is_file()
-    folder = _unpacked(source) if is_wheel else source
+def vllm_in(folder: Path) -> VllmToAsk:
+    """The vLLM whose package a folder holds. Raises FactError."""
+    if folder.is_file():
+        raise FactError(
+            f"`{folder}` is a file", hint=f"run `unzip {folder} -d FOLDER`, and name that"
+        )
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
-        raise FactError(f"{source} does not contain vLLM", hint=_WHEEL)
-    changed = "" if is_wheel else changed_at(folder / "vllm")
-    return VllmToAsk(Distribution.at(metadata[0].parent).version, folder.resolve(), changed)
-
-
-def _unpacked(wheel: Path) -> Path:
-    """The folder in the cache with the wheel's Python files, by checksums. Raises FactError."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            items = [item for item in archive.infolist() if item.filename.endswith(_KEPT)]
-            if sum(item.file_size for item in items) > _MOST_BYTES:
-                raise FactError(
-                    f"{wheel} contains more than {_MOST_BYTES >> 30} GiB of Python files"
-                )
-            digest = hashlib.sha256(repr([(item.filename, item.CRC) for item in items]).encode())
-            folder = fact_cache() / "wheels" / f"{wheel.stem}-{digest.hexdigest()[:12]}"
-            if not folder.is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                part = Path(tempfile.mkdtemp(dir=folder.parent))
-                try:
-                    archive.extractall(part, items)  # checks each CRC, writes nothing outside of it
-                    part.rename(folder)
-                except OSError:
-                    if not folder.is_dir():  # another check was faster
-                        raise
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        raise FactError(f"cannot read {wheel} as a wheel: {error}", hint=_WHEEL) from error
-    return folder
+        hint = "name a folder with the files of a wheel: `vllm` and one in `.dist-info`"
+        raise FactError(f"`{folder}` does not contain vLLM", hint=hint)
+    version = Distribution.at(metadata[0].parent).version
+    return VllmToAsk(version, folder.resolve(), changed_at(folder / "vllm"))
 
 
 @dataclass(frozen=True, slots=True)

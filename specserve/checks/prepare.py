@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, replace
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.diagnostics import Finding, Notices, Related, Severity, Span
-from specserve.engine.jsonlines import JsonLines, message_in
+from specserve.diagnostics import Finding, Notices, Severity
 from specserve.errors import ProfileError, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import COMMAND, recall
 
 if TYPE_CHECKING:
     from specserve.checks.rule import Need
@@ -24,13 +20,6 @@ if TYPE_CHECKING:
 
 _UNHEARD = Notices()
 _AS_WRITTEN = LaunchOptions()
-_CHILD = """
-from specserve.engine.jsonlines import JsonLines
-lines = JsonLines()  # before any library, which may print
-from specserve.checks.prepare import child
-child(lines)
-"""
-_FOR_CHILD = ("settings", "alternative", "locked")
 
 
 def prepare(
@@ -119,99 +108,68 @@ def refuse_errors(
 def check_launch(
     path: str, options: LaunchOptions = _AS_WRITTEN, *, offline: bool = False, notices: Notices
 ) -> None:
-    """Check what is to be launched here: models, memory and machine, in a child.
+    """Check what is to be launched here, models, memory and machine, in a fork, which frees memory.
 
     Raises ProfileError; `notices` hears warnings and what was not checked.
     """
-    request = {
-        "path": path,
-        "command": _command(path),
-        "text": recall("-").decode("utf-8", "surrogateescape") if path == "-" else None,
-        "options": {name: getattr(options, name) for name in _FOR_CHILD},
-        "offline": offline,
-    }
-    answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
-    command, pipe = [sys.executable, "-P", "-c", _CHILD], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
-        assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError), process.stdin as stream:
-            stream.write(json.dumps(request).encode() + b"\n")
-        for content in filter(None, map(message_in, process.stdout)):
-            if "tell" in content:
-                notices.progress(content["tell"])
-            elif "say" in content:
-                notices.say(content["say"])
-            elif "findings" in content:
-                answer = content
-    notices.progress("")
-    for reason in answer["missing"]:
-        notices.warn(f"not checked: {reason}")
-    refuse_errors(map(_finding, answer["findings"]), path, options, notices)
+    from multiprocessing import Pipe
 
-
-def _command(path: str) -> list[str] | None:
-    """The words of the raw command that is launched; None for a file."""
-    if path != COMMAND:
-        return None
-    from specserve.convert.command import remembered
-
-    return remembered(path)
-
-
-def _finding(content: dict[str, Any]) -> Finding:
-    """A finding that came as JSON."""
-    related = tuple(Related(Span(**item["span"]), item["label"]) for item in content["related"])
-    typed = {
-        "severity": Severity(content["severity"]),
-        "span": Span(**content["span"]),
-        "related": related,
-    }
-    return Finding(**{**content, **typed, "notes": tuple(content["notes"])})
-
-
-def child(lines: JsonLines) -> None:
-    """The child: one request; what it tells and says, and at last the findings."""
-    request = next(lines.read())
+    answers, child = Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(2, 1)  # what a library prints
+        try:
+            child.send(_checked(path, options, offline=offline, tell=child.send))
+        except SpecserveError as error:
+            child.send(([], [error.message], []))
+        except Exception as error:  # a bug in a rule must not keep a server from starting
+            why = f"the check itself failed: {type(error).__name__}: {error}"
+            child.send(([], [why], []))
+        finally:
+            os._exit(0)
+    child.close()
+    answer: Any = ""
     try:
-        findings, missing = _checked(request, lines)
-    except SpecserveError as error:
-        findings, missing = [], [error.message]
-    except Exception as error:  # a bug in a rule must not keep a server from starting
-        findings, missing = [], [f"the check itself failed: {type(error).__name__}: {error}"]
-    lines.write({"findings": [asdict(finding) for finding in findings], "missing": missing})
+        while isinstance(answer, str):
+            notices.progress(answer)
+            answer = answers.recv()
+    except EOFError:
+        answer = [], ["the check ended without an answer"], []
+    finally:
+        answers.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    notices.progress("")
+    findings, missing, costs = answer
+    named = f" of `{options.alternative}`" if options.alternative else ""
+    for cost in costs:
+        notices.say(f"the draft{named} costs {cost}")
+    for reason in missing:
+        notices.warn(f"not checked: {reason}")
+    refuse_errors(findings, path, options, notices)
 
 
-def _checked(request: dict[str, Any], lines: JsonLines) -> tuple[list[Finding], list[str]]:
+def _checked(
+    path: str, options: LaunchOptions, *, offline: bool, tell: Callable[[str], None]
+) -> tuple[list[Finding], list[str], list[str]]:
+    """What is found, what could not be looked at, and what the draft costs."""
     from specserve.checks.collect import CheckOptions, collect
     from specserve.checks.run import run_rules
-    from specserve.profile.source import keep
 
-    if request["text"] is not None:
-        keep("-", request["text"].encode("utf-8", "surrogateescape"))
-    if request["command"] is not None:
-        from specserve.convert.command import remember
-
-        remember(request["command"])
-    options = LaunchOptions(**request["options"])
     # alternatives that are not launched cannot stop the launch
-    profile = replace(loaded(request["path"], options), alternatives={})
-    wanted = CheckOptions(
-        launch=True,
-        offline=request["offline"],
-        locked=False if options.locked is False else None,
-        tell=lambda text: lines.write({"tell": text}),
+    profile = replace(loaded(path, options), alternatives={})
+    locked = False if options.locked is False else None
+    known = collect(
+        profile, wanted=CheckOptions(launch=True, offline=offline, locked=locked, tell=tell)
     )
-    known = collect(profile, wanted=wanted)
-    for cost in (memory.draft_cost for memory in known.context.memory.values()):
-        if cost and not cost.is_little:
-            named = f" of `{options.alternative}`" if options.alternative else ""
-            lines.write({"say": f"the draft{named} costs {cost}"})
+    costs = [each.draft_cost for each in known.context.memory.values()]
     broken = [item.finding(profile) for item in known.unread]
     missing = [
         item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None
     ]
     found = run_rules(known.context, problems=filter(None, broken), needs=("models", "hardware"))
-    return found.findings, missing
+    return found.findings, missing, [str(cost) for cost in costs if cost and not cost.is_little]
 
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:

@@ -23,7 +23,7 @@ Format = Annotated[Form | None, typer.Option("--format", show_default=False, hel
 _PICK = "Skip named files that are not profiles (in folders they are always skipped)."
 _STDIN = "Name to show for stdin; relative paths in the profile start from its folder."
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
-_VLLM = "Judge for this version; or a wheel or folder of vLLM, which is asked and not installed."
+_VLLM = "Judge for this version; or a folder with the files of a wheel of vLLM, which is asked."
 _NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
 
 
@@ -86,7 +86,7 @@ def check(
     specserve check configs/demo.yaml
     specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
     specserve check my.yaml --offline --strict --format json
-    specserve check my.yaml --vllm vllm-0.34.0.whl
+    specserve check my.yaml --vllm vllm-0.34.0/
     specserve check -- vllm serve org/model --max-model-len 8192
     """
     from specserve.checks.check import Checked

@@ -1,4 +1,4 @@
-"""What an imported vLLM accepts: its arguments, speculation keys, methods and variables, as a table holds them."""
+"""What an imported vLLM accepts, as a table holds it: arguments, methods, variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_INTERNAL = {"ModelConfig", "ParallelConfig"}  # vLLM fills these keys of `speculative_config` itself
+_INTERNAL = {
+    "ModelConfig",
+    "ParallelConfig",
+}  # vLLM fills these keys of `speculative_config` itself
 _WRAPPERS = {"_optional_type", "_parse_type"}
 _SCALARS = {int: "int", float: "float", str: "str"}
 _SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -22,15 +25,19 @@ _DEEPEST = 3
 
 
 def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Every argument, speculation key, method and environment variable. `parser`: the one of `vllm`."""
+    """Every argument, speculation key, method and variable. `parser`: the one of `vllm`."""
     import vllm
     from vllm import envs
     from vllm.config import speculative
     from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
     from vllm.utils import argparse_utils
 
-    engine_parser = AsyncEngineArgs.add_cli_args(argparse_utils.FlexibleArgumentParser(add_help=False))
-    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    engine_parser = AsyncEngineArgs.add_cli_args(
+        argparse_utils.FlexibleArgumentParser(add_help=False)
+    )
+    (commands,) = [
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    ]
     serve = commands.choices["serve"]
     own = {action.dest for action in engine_parser._actions}
     options = {action.dest: argument(action) for action in serve._actions if action.option_strings}
@@ -45,7 +52,8 @@ def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
     frontend = {name: entry for name, entry in options.items() if name not in own}
     keys = _of_class(get_kwargs(speculative.SpeculativeConfig))
     speculation = {
-        name: {**entry, "form": "value", "negatable": False, "human_int": False} for name, entry in keys
+        name: {**entry, "form": "value", "negatable": False, "human_int": False}
+        for name, entry in keys
     }
     _add_limits(engine)
     _add_values(engine, frontend, speculation)
@@ -64,11 +72,15 @@ def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
 def _kind(hint: Any) -> str:
     """The kind of a keyword that only Python has."""
     plain = _only(hint)
-    return "dict" if dataclasses.is_dataclass(plain) else {**_SCALARS, bool: "bool"}.get(plain, "other")
+    return (
+        "dict"
+        if dataclasses.is_dataclass(plain)
+        else {**_SCALARS, bool: "bool"}.get(plain, "other")
+    )
 
 
 def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
-    """What vLLM's configuration classes, which pydantic validates, refuse beyond the type of an argument."""
+    """What vLLM's configuration classes (of pydantic) refuse beyond the type of an argument."""
     from vllm.engine import arg_utils
 
     bounds: dict[str, list[str]] = {}
@@ -82,7 +94,9 @@ def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
             ]
             # of two classes with a field of one name, only what both say counts
             bounds[name] = [limit for limit in found if limit in bounds.get(name, found)]
-    messages = [text for name, text in vars(arg_utils).items() if name.endswith("_DEPRECATION_MESSAGE")]
+    messages = [
+        text for name, text in vars(arg_utils).items() if name.endswith("_DEPRECATION_MESSAGE")
+    ]
     for field in dataclasses.fields(arg_utils.AsyncEngineArgs):
         entry = engine.get(field.name, {})
         if entry.get("kind") in ("int", "float"):
@@ -96,7 +110,7 @@ def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
 
 
 def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
-    """The keys that a mapping for a configuration class may have, inner ones dotted, and `key=one|other` for texts.
+    """The keys of a mapping for a configuration class, inner ones dotted, and `key=one|other`.
 
     Nothing where vLLM may take more than these.
     """
@@ -117,7 +131,11 @@ def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
         choices += [f"{name}.{item}" for item in more]
         texts: list[Any] = []
         if typing.get_origin(kind) is typing.Literal:
-            texts = sorted(_values(kind)) if all(isinstance(x, str) for x in typing.get_args(kind)) else []
+            texts = (
+                sorted(_values(kind))
+                if all(isinstance(x, str) for x in typing.get_args(kind))
+                else []
+            )
         elif isinstance(kind, enum.EnumMeta) and enum.Enum in kind.__bases__:
             texts = sorted(kind.__members__)
         choices += [f"{name}={'|'.join(texts)}"] if texts else []
@@ -135,7 +153,7 @@ def _only(hint: Any) -> Any:
 
 
 def _add_values(*sections: dict[str, dict[str, Any]]) -> None:
-    """The values of arguments that vLLM looks up in a list of its own: where a plug-in may add some, `known`."""
+    """The values that vLLM looks up in a list of its own: where a plug-in may add some, `known`."""
     from vllm import reasoning, tool_parsers
     from vllm.config.cache import CacheDType
     from vllm.model_executor.layers.quantization import QuantizationMethods
@@ -161,7 +179,10 @@ def _of_class(given: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dic
     """The fields of a configuration class, by what vLLM would give to `add_argument` for each."""
     parser = argparse.ArgumentParser(add_help=False)
     for name, words in given.items():
-        if any(part.__name__ in _INTERNAL for part in getattr(words.get("type"), "__defaults__", None) or ()):
+        if any(
+            part.__name__ in _INTERNAL
+            for part in getattr(words.get("type"), "__defaults__", None) or ()
+        ):
             continue
         with contextlib.suppress(TypeError, ValueError):  # a field that no command line could hold
             entry = argument(parser.add_argument(f"--{name.replace('_', '-')}", **words))
@@ -181,7 +202,9 @@ def argument(action: argparse.Action) -> dict[str, Any]:
         "kind": kind,
         "form": form,
         "negatable": is_pair,
-        "choices": sorted(choices, key=lambda choice: (str(type(choice)), choice)) if kind != "dict" else [],
+        "choices": sorted(choices, key=lambda choice: (str(type(choice)), choice))
+        if kind != "dict"
+        else [],
         "human_int": getattr(_inner(action.type), "__name__", "").startswith("human_readable_int"),
         "nullable": getattr(action.type, "__name__", "") == "_optional_type",
         "aliases": [flag for flag in flags if flag != long and flag not in inverses],

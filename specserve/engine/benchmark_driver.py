@@ -1,14 +1,15 @@
 """vLLM's own load generator behind JSON lines on the standard streams.
 
-In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url", "model", "endpoint":
-"completions" | "chat/completions", "concurrency": n, "extra_body": {…}, "api_key_env": NAME | null, "ssl_verify": bool,
-"requests": [{"id", "prompt" | "messages", "max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once,
-then for each pass a `request` as each is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output
+In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url",
+"model", "endpoint": "completions" | "chat/completions", "concurrency": n, "extra_body": {…},
+"api_key_env": NAME | null, "ssl_verify": bool, "requests": [{"id", "prompt" | "messages",
+"max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once, then for each pass a
+`request` as each is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output
 goes to stderr. A key comes from the variable that the pass names, and from nowhere else.
 
-Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and lib.endpoint_request_func), so that
-figures compare with those of `vllm bench serve`; what its results leave out (acceptance of the request) is read
-from the same stream on the way.
+Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and
+lib.endpoint_request_func), so that figures compare with those of `vllm bench serve`; what its
+results leave out (acceptance of the request) is read from the same stream on the way.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _NAME = "specserve"
 _SENDERS = {"completions": "openai", "chat/completions": "openai-chat"}
 _LONGEST_ERROR = 600
 _MOST_BYTES, _LONGEST_MESSAGE, _ANSWER_S = 64 << 20, 1 << 20, 3600.0
-"""Of one answer: its bytes, those of one message of its stream, and its time; a server may send without end."""
+"""Of one answer, and of one message in it: a server may send without end."""
 
 _heard: ContextVar[dict[str, Any] | None] = ContextVar("_heard", default=None)
-"""What the stream of the request that is being answered said, beside what vLLM keeps of it."""
+"""What the stream of the request said, beside what vLLM keeps of it."""
 
 
 def listen_along() -> None:
@@ -41,7 +42,7 @@ def listen_along() -> None:
     from vllm.benchmarks.lib import endpoint_request_func as module
 
     class Reader(module.StreamedResponseHandler):  # type: ignore[misc]
-        """vLLM's reader, with bounds; the few messages that say more than a token are looked at."""
+        """vLLM's reader, with bounds; messages that say more than a token are looked at."""
 
         count = 0
 
@@ -51,7 +52,7 @@ def listen_along() -> None:
                 raise ValueError(f"the answer is larger than {_MOST_BYTES >> 20} MiB")
             messages: list[str] = super().add_chunk(chunk_bytes)
             if len(self.buffer) > _LONGEST_MESSAGE:
-                raise ValueError(f"the answer contains a message of more than {_LONGEST_MESSAGE >> 20} MiB")
+                raise ValueError("the answer contains a message of more than 1 MiB")
             heard = _heard.get()
             if heard is not None:
                 for message in messages:
@@ -71,21 +72,16 @@ def _hear(message: str, heard: dict[str, Any]) -> None:
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
         content = json.loads(message.removeprefix("data: "))
         if is_first:
-            heard["says_role"] = _says_role((content.get("choices") or [{}])[0].get("delta") or {})
+            # a chat's first message tells who speaks, and no token yet (vllm 0.32,
+            # entrypoints/openai/chat_completion/serving.py); vLLM's generator takes it for a token
+            delta = (content.get("choices") or [{}])[0].get("delta") or {}
+            more = any(value for name, value in delta.items() if name != "role")
+            heard["says_role"] = "role" in delta and not more
         speculation = (content.get("metrics") or {}).get("speculative_decoding")
         if speculation is not None:
             heard["speculation"] = speculation
         if content.get("error") is not None:
             heard["error"] = str(content["error"])[:_LONGEST_ERROR]
-
-
-def _says_role(delta: dict[str, Any]) -> bool:
-    """Whether a chat's first message tells who speaks, and no token yet.
-
-    Source: vllm/entrypoints/openai/chat_completion/serving.py 0.32, `if first_iteration`; vLLM's load generator takes
-    it for a token.
-    """
-    return "role" in delta and not any(value for name, value in delta.items() if name != "role")
 
 
 class _Direct:
@@ -106,7 +102,9 @@ def sender(
     async def send(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         heard: dict[str, Any] = {}
         _heard.set(heard)
-        answer = original(request_func_input=request_func_input, session=_Direct(session), pbar=pbar)
+        answer = original(
+            request_func_input=request_func_input, session=_Direct(session), pbar=pbar
+        )
         try:
             output = await asyncio.wait_for(answer, _ANSWER_S)
         except TimeoutError:
@@ -141,7 +139,9 @@ class PassRunner:
         def report(request: Any, output: Any, heard: dict[str, Any]) -> None:
             self._lines.send("request", **_answer(wanted["pass"], request, output, heard))
 
-        self._functions[_NAME] = sender(self._functions[_SENDERS[wanted["endpoint"]]], report=report)
+        self._functions[_NAME] = sender(
+            self._functions[_SENDERS[wanted["endpoint"]]], report=report
+        )
         cpu_s, started = time.process_time(), time.perf_counter()
         result = await self._serve.benchmark(**self._arguments(wanted))
         took_s = time.perf_counter() - started
@@ -206,8 +206,9 @@ def _headers(name: str | None) -> dict[str, str] | None:
 def _answer(number: str, request: Any, output: Any, heard: dict[str, Any]) -> dict[str, Any]:
     """What is kept of one request; times in seconds."""
     error = heard.get("error") or output.error
-    # a first message without a token: the first token comes a gap later
-    ttft_s = output.ttft + (output.itl[0] if heard.get("says_role") and output.itl else 0.0)
+    ttft_s = output.ttft
+    if heard.get("says_role") and output.itl:  # the first token comes a gap later
+        ttft_s += output.itl[0]
     return {
         "pass": number,
         "id": request.request_id,
@@ -222,7 +223,7 @@ def _answer(number: str, request: Any, output: Any, heard: dict[str, Any]) -> di
 
 
 async def drive(lines: JsonLines) -> None:
-    """Passes until there is no more input. Reading blocks a thread, so that nothing waits for it."""
+    """Passes until there is no more input; reading blocks a thread alone."""
     driver = PassRunner(lines)
     loop = asyncio.get_running_loop()
     inbox = lines.read()

@@ -16,7 +16,6 @@ from typing import Any
 _SMALL, _SHORT = 1 << 20, 1 << 18
 """Elements of a tensor, and of a range such as the positions of a rotary embedding."""
 _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
-_FIGURES = ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,9 @@ def weightless() -> Iterator[None]:
         return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
     class Weightless(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = dict(kwargs or {})
             if func is torch.Tensor.cuda:
                 return args[0]
@@ -100,13 +101,19 @@ def weightless() -> Iterator[None]:
             if is_gpu(kwargs.get("device")) or type(kwargs.get("device")) is int:
                 kwargs["device"] = args[0].device if func is torch.Tensor.to else None
             if func in makers and kwargs.get("device") is None:
-                size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
+                size = kwargs.get(
+                    "size", args[0] if args and not isinstance(args[0], int) else args
+                )
                 if math.prod(item for item in size if isinstance(item, int)) > _SMALL:
                     kwargs["device"] = "meta"
             if func is torch.arange and isinstance(args[0], (int, float)) and args[0] > _SHORT:
                 kwargs["device"] = "meta"
-            if func in (torch.einsum, torch.outer) and any(getattr(item, "is_meta", False) for item in args):
-                args = tuple(item.to("meta") if isinstance(item, torch.Tensor) else item for item in args)
+            if func in (torch.einsum, torch.outer) and any(
+                getattr(item, "is_meta", False) for item in args
+            ):
+                args = tuple(
+                    item.to("meta") if isinstance(item, torch.Tensor) else item for item in args
+                )
             return func(*args, **kwargs)
 
     with Weightless():
@@ -193,20 +200,6 @@ def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
     return {"parameters": sum(sizes)}
 
 
-def _describe(spec: Any, config: Any) -> dict[str, Any]:
-    """One layer's KV cache in plain figures."""
-    page = spec.page_size_bytes
-    described = {"kind": type(spec).__name__, "block_size": spec.block_size, "page_bytes": page}
-    known = {name: getattr(spec, name, None) for name in _FIGURES}
-    described |= {name: value for name, value in known.items() if value is not None}
-    if hasattr(spec, "shapes"):
-        sizes = zip(spec.shapes, spec.dtypes, strict=False)
-        described["state_bytes"] = sum(math.prod(shape) * kind.itemsize for shape, kind in sizes)
-        described["state_shapes"] = [list(shape) for shape in spec.shapes]
-        described["state_blocks"] = spec.max_memory_usage_bytes(config) // page
-    return described
-
-
 def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStage:
     """A pipeline stage. `lacks`: the tables that the draft's checkpoint does not bring."""
     from vllm.config import get_layers_from_vllm_config
@@ -232,7 +225,13 @@ def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStag
             "target": _weights(target, seen=seen),
             "draft": _weights(draft, seen=seen),
             "kv": [
-                {"layer": name, "draft": name not in names, **_describe(spec, config)}
+                {
+                    "layer": name,
+                    "draft": name not in names,
+                    "kind": type(spec).__name__,
+                    "block_size": spec.block_size,
+                    "page_bytes": spec.page_size_bytes,
+                }
                 for name, spec in specs.items()
             ],
         }

@@ -1,12 +1,11 @@
 """Trains a draft on a target's answers. Knows no profile.
 
-In, on stdin: one line, `{"draft": folder, "answers": file, …}`; with `target`, a folder, the draft is an EAGLE-3 head
-of that target. Out, on what was stdout: `progress` and `evaluated` while it trains, then `done`, or `failed`. On
-SIGTERM, or if the parent is gone, the state is saved; the best draft is there already. The same line then goes on from
-there.
+In, on stdin: one line, `{"draft": folder, "answers": file, …}`; with `target`, a folder, the draft
+is an EAGLE-3 head of that target. Out, on what was stdout: `progress` and `evaluated` while it
+trains, then `done`, or `failed`. If the parent is gone it ends, and another training begins anew.
 
-An answer is a line of `generate` with `logprobs`: the target's likeliest tokens at each position. A draft model learns
-from these; only a head needs the target itself, for its hidden states.
+An answer is a line of `generate` with `logprobs`: the target's likeliest tokens at each position. A
+draft model learns from these; only a head needs the target itself, for its hidden states.
 """
 
 from __future__ import annotations
@@ -24,179 +23,101 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.engine.drafts import DraftModel, Eagle3Head, rate_of, read_answers
+from specserve.engine.drafts import DraftModel, Eagle3Head, batches, read_answers
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _EVALUATIONS = 10
-_TRAINED_SHARES = (1.0, 0.7, 0.5, 0.3)
-"""Of the trained weights in a draft, the rest being those it began with: a mean of both keeps more of what the draft
-knew, and on few answers knows more of the new (Wortsman et al., arXiv:2109.01903)."""
+_TRAINED_SHARES = (0.3, 0.5, 0.7, 1.0)
+"""Of the trained weights in a draft, the rest being those it began with: a mean of both keeps more
+of what the draft knew, and on few answers knows more of the new (arXiv:2109.01903)."""
 _MOST_CHOOSING = 64
 """Answers that choose between states: more would take longer than the training itself."""
 _WARM_UP = 0.05
 """Share of the training in which the learning rate rises."""
 
 
-def load(request: Mapping[str, Any]) -> Any:
-    """The draft to train: a draft model, or a head if the request names its target."""
-    if request.get("target"):
-        return Eagle3Head(request)
-    return DraftModel(request)
-
-
 class Training:
-    """One training of a draft, which can be stopped and gone on with."""
+    """One training of a draft, which is in the folder `draft` once it is better than at first."""
 
     def __init__(self, lines: JsonLines, request: Mapping[str, Any]) -> None:
-        import torch
-
         self._lines, self._request = lines, request
-        self._out = Path(request["out"])
-        self._source = Path(request["draft"])
-        self._draft = load(request)
-        size = self._draft.batch_tokens
-        self._train = list(read_answers(request["answers"], "train").batches(size))
-        choosing = read_answers(request["answers"], "validation")
-        self._validation = choosing.sample(_MOST_CHOOSING, seed=request["seed"])
-        self._model = self._draft.model
-        self._rate = request["learning_rate"] or 0.125 / self._draft.width
-        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=self._rate, betas=(0.9, 0.95), weight_decay=0.01
+        self._out = Path(request["out"]) / "draft"
+        shutil.rmtree(self._out, ignore_errors=True)  # of a training that was interrupted
+        self._draft = Eagle3Head(request) if request.get("target") else DraftModel(request)
+        train, choosing = (
+            read_answers(request["answers"], part) for part in ("train", "validation")
         )
+        self._train = list(batches(train, self._draft.batch_tokens))
+        self._rng = random.Random(request["seed"])  # noqa: S311 - no secret
+        self._validation = self._rng.sample(choosing, min(len(choosing), _MOST_CHOOSING))
         self._first = {name: value.clone() for name, value in self._draft.state().items()}
-        self._step, self._spent_s, self._best, self._next = 0, 0.0, -1.0, 0.0
-        self._most_steps = request["epochs"] * len(self._train)
-        self.is_stopped = False
-        self._resume()
-
-    def _resume(self) -> None:
-        import torch
-
-        state = self._out / "state.pt"
-        if not state.is_file():
-            return
-        kept = torch.load(state, weights_only=True)
-        self._model.load_state_dict(kept["model"], strict=False)
-        self._optimizer.load_state_dict(kept["optimizer"])
-        self._step, self._spent_s = kept["step"], kept["spent_s"]
-        self._best, self._next = kept["best"], kept["next"]
+        self._step, self._best = 0, -1.0
 
     def run(self) -> None:
-        """Train until the time or the epochs are over; then `done`, or `stopped`."""
+        """Train until the time or the epochs are over; then `done`."""
         import torch
 
-        rng = random.Random(self._request["seed"])  # noqa: S311 - no secret
-        for _ in range(self._step):
-            rng.choice(self._train)
-        if self._step == 0:
-            self._evaluate(0.0)
-        began, spent_s = time.monotonic(), self._spent_s
-        self._model.train()
-        while not self.is_stopped:
-            self._spent_s = spent_s + time.monotonic() - began
-            progress = self._progress()
-            if progress >= 1:
-                break
-            if progress >= self._next:
+        model, request = self._draft.model, self._request
+        highest = request["learning_rate"] or 0.125 / self._draft.width
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=highest, betas=(0.9, 0.95), weight_decay=0.01)
+        most_steps = request["epochs"] * len(self._train)
+        began, due, progress = time.monotonic(), 0.0, 0.0
+        while progress < 1:
+            if progress >= due:
                 self._evaluate(progress)
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._rate * _schedule(progress)
-            batch = rng.choice(self._train)
-            loss = self._draft.loss(batch)
-            self._optimizer.zero_grad(set_to_none=True)
+                due = progress + 1 / _EVALUATIONS
+            for group in optimizer.param_groups:
+                group["lr"] = highest * _schedule(progress)
+            loss = self._draft.loss(self._rng.choice(self._train))
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-            self._optimizer.step()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
             self._step += 1
             if self._step % 20 == 0:
                 self._lines.send("progress", share=progress, step=self._step, loss=loss.item())
-        if self.is_stopped:
-            self._save()
-            self._lines.send("stopped", step=self._step)
-            return
+            spent_s = time.monotonic() - began
+            progress = float(max(spent_s / request["budget_s"], self._step / most_steps))
         self._evaluate(1.0)
-        (self._out / "state.pt").unlink(missing_ok=True)
-        self._lines.send("done", step=self._step, seconds=self._spent_s)
-
-    def _progress(self) -> float:
-        return float(max(self._spent_s / self._request["budget_s"], self._step / self._most_steps))
+        self._lines.send("done", step=self._step, seconds=time.monotonic() - began)
 
     def _evaluate(self, progress: float) -> None:
         """Keep the draft, or a mean of it and the one it began with, if it is the best so far."""
-        self._model.eval()
-        trained = {name: value.clone() for name, value in self._draft.state().items()}
-        found: dict[float, float] = {}
+        model, draft = self._draft.model, self._draft
+        model.eval()
+        trained = {name: value.clone() for name, value in draft.state().items()}
+        found = 0.0
         for share in _TRAINED_SHARES if self._step else (1.0,):
-            self._take(trained, share)
-            found[share] = rate_of(self._draft.simulate(self._validation, k=self._request["k"]))
-        share = max(found, key=lambda each: (found[each], -each))
-        if found[share] > self._best:
-            self._best = found[share]
-            if self._step:
-                self._take(trained, share)
-                self._save_best()
-        self._model.load_state_dict(trained, strict=False)
-        self._model.train()
-        self._next = progress + 1 / _EVALUATIONS
-        self._lines.send("evaluated", share=progress, step=self._step, acceptance=found[share])
-        self._save()
-
-    def _take(self, trained: Mapping[str, Any], share: float) -> None:
-        """The mean of the trained weights, by this share, and those that it began with."""
-        mean = {name: self._first[name].lerp(value, share) for name, value in trained.items()}
-        self._model.load_state_dict(mean if share < 1 else trained, strict=False)
-
-    def _save(self) -> None:
-        import torch
-
-        state = {
-            "model": self._draft.state(),
-            "optimizer": self._optimizer.state_dict(),
-            "step": self._step,
-            "spent_s": self._spent_s,
-            "best": self._best,
-            "next": self._next,
-        }
-        torch.save(state, self._out / "state.pt.new")
-        (self._out / "state.pt.new").replace(self._out / "state.pt")
-
-    def _save_best(self) -> None:
-        """The folder `draft`, replaced in one step."""
-        new, place, before = self._out / "draft.new", self._out / "draft", self._out / "draft.old"
-        shutil.rmtree(new, ignore_errors=True)
-        self._draft.save(new, self._source)
-        shutil.rmtree(before, ignore_errors=True)
-        if place.exists():
-            place.rename(before)
-        new.rename(place)
-        shutil.rmtree(before, ignore_errors=True)
+            mean = {name: self._first[name].lerp(value, share) for name, value in trained.items()}
+            model.load_state_dict(mean if share < 1 else trained, strict=False)
+            rate = draft.acceptance(self._validation, k=self._request["k"])
+            found = max(found, rate)
+            if rate > self._best:
+                self._best = rate
+                if self._step:
+                    draft.save(self._out, Path(self._request["draft"]))
+        model.load_state_dict(trained, strict=False)
+        model.train()
+        self._lines.send("evaluated", share=progress, step=self._step, acceptance=found)
 
 
 def _schedule(progress: float) -> float:
-    """The learning rate, as a share of the highest: it rises, then falls along a cosine to a tenth."""
+    """The learning rate by its highest: it rises, then falls along a cosine to a tenth."""
     if progress < _WARM_UP:
         return max(progress / _WARM_UP, 0.05)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (progress - _WARM_UP) / (1 - _WARM_UP)))
 
 
 def main() -> int:
-    """Do the work of one line; exit code 0 after `done` or `stopped`, 1 after `failed`."""
-    lines, training = JsonLines(), None
-
-    def on_sigterm(_number: int, _frame: Any) -> None:
-        if training is None:
-            sys.exit(128 + signal.SIGTERM)  # nothing learned that could be lost
-        training.is_stopped = True
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    """Do the work of one line; exit code 0 after `done`, 1 after `failed`."""
+    lines = JsonLines()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
     messages = lines.read()
     try:
         request = next(messages)
         threading.Thread(target=_watch, args=(messages,), daemon=True).start()
-        training = Training(lines, request)
-        training.run()
+        Training(lines, request).run()
     except Exception as error:
         traceback.print_exc()  # to the log, where the cause is looked for
         lines.send("failed", error=error_text(error), exception=type(error).__name__)

@@ -39,7 +39,9 @@ class JsonLines:
         while (messages := self.received()) is not None:
             yield from messages
 
-    def write(self, message: dict[str, Any], *, default: Callable[[Any], Any] | None = None) -> None:
+    def write(
+        self, message: dict[str, Any], *, default: Callable[[Any], Any] | None = None
+    ) -> None:
         """One message; a parent that no longer reads is gone: the end of the input says so."""
         with contextlib.suppress(BrokenPipeError):
             self._output.write(json.dumps(message, default=default) + "\n")

@@ -227,7 +227,8 @@ def failure(error: Exception) -> dict[str, Any]:
     is_meant = bool(text) and isinstance(error, _ON_PURPOSE) and is_by_vllm
     is_refused = is_meant and not (_ABOUT_HERE.search(text) or _is_for_want(inner))
     answer = {
-        "refused" if is_refused else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
+        "refused" if is_refused else "not_judged": text.removeprefix("Value error, ")
+        or type(inner).__name__,
         "error": type(inner).__name__,
         "at": _place(inner.__traceback__ or error.__traceback__),
     }

@@ -61,7 +61,9 @@ class Launch:
         lacks = frozenset(self.request.get("draft_lacks", ()))
         for number in range(self._last + 1):
             self._stages.append(build_stage(self.config, number=number, lacks=lacks))
-        self._backends = list(dict.fromkeys(each for stage in self._stages for each in stage.backends))
+        self._backends = list(
+            dict.fromkeys(each for stage in self._stages for each in stage.backends)
+        )
         self.answer = {
             "backends": [backend.get_name() for backend in self._backends],
             "stages": [stage.figures for stage in self._stages],
@@ -140,7 +142,8 @@ class Launch:
             return []
         share = int(current_platform.get_device_total_memory() * cache.gpu_memory_utilization)
         weights = [
-            sum(stage.figures[role]["parameters"] for role in ("target", "draft")) for stage in self._stages
+            sum(stage.figures[role]["parameters"] for role in ("target", "draft"))
+            for stage in self._stages
         ]
         return [max(share - taken - beside, 0) for taken in weights]
 
@@ -184,7 +187,8 @@ class Launch:
             given = {
                 "min_cg_support": least,
                 "min_cg_attn_backend": backend,
-                "uniform_decode_query_len": 1 + (speculative.num_speculative_tokens if speculative else 0),
+                "uniform_decode_query_len": 1
+                + (speculative.num_speculative_tokens if speculative else 0),
                 "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
                 "use_v2_model_runner": config.use_v2_model_runner,
                 "kv_cache_config": self._kv_config,

@@ -1,14 +1,14 @@
 """The offline engine: one vllm.LLM behind JSON lines on its standard streams.
 
-In, on stdin: `{"engine_kwargs": {…}}`, any number of `{"index": n, "prompt" | "messages": …, "params": {…}}`,
-`{"end": true}`. Out, on what was stdout: `ready`, `finished` or `refused` for each request as soon as it is
-known, `done`; or `failed`. vLLM's own output goes to stderr. End of input means that the parent is gone.
+In, on stdin: `{"engine_kwargs": {…}}`, any number of `{"index": n, "prompt" | "messages": …,
+"params": {…}}`, `{"end": true}`. Out, on what was stdout: `ready`, `finished` or `refused` for each
+request as soon as it is known, `done`; or `failed`. vLLM's own output goes to stderr. End of input
+means that the parent is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import queue
 import signal
@@ -18,7 +18,6 @@ import time
 import traceback
 from multiprocessing import active_children, connection
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, NoReturn
 
 from specserve.engine.jsonlines import JsonLines, error_text
@@ -30,8 +29,7 @@ _LAST_WORDS_S = 2.0
 _NOT_PER_LINE = {"n", "output_kind", "stream_interval", "skip_clone", "output_text_buffer_length"}
 """Sampling parameters that have no meaning for one line that gives one finished text."""
 _SERVER_MAX_TOKENS = 16
-"""What vLLM's server takes for a completion without max_tokens (vllm 0.32, openai/completion/protocol.py)."""
-
+"""For a completion without max_tokens (vllm 0.32, openai/completion/protocol.py)."""
 
 Messages = queue.SimpleQueue[dict[str, Any]]
 
@@ -40,12 +38,7 @@ def _read(lines: JsonLines, messages: Messages) -> None:
     """In a thread, from the start: a parent that dies while the model loads is noticed."""
     for message in lines.read():
         messages.put(message)
-    _stop_this_group()
-
-
-def _stop_this_group() -> None:
-    """Ask the main thread to end, then make sure: vLLM's shutdown is not to be trusted to end."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends, if vLLM's shutdown lets it
     time.sleep(_KILL_AFTER_S)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -53,36 +46,31 @@ def _stop_this_group() -> None:
 
 
 def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat: bool) -> Any:
-    """vLLM's SamplingParams for one line: the line over the model's generation config over vLLM's defaults.
+    """vLLM's SamplingParams for one line, over the model's generation config, over vLLM's defaults.
 
-    Each value is checked against the type that the engine process will decode: a wrong one would kill the
-    engine, not the request. Without `max_tokens` a prompt gets 16 and a chat the rest of the context, as from
-    vLLM's server. Raises ValueError with the parameter's name.
+    Each value is checked against the type that the engine process will decode: a wrong one would
+    kill the engine, not the request. Without `max_tokens` a prompt gets 16 and a chat the rest of
+    the context, as from vLLM's server. Raises ValueError with the parameter's name.
     """
     import msgspec
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     fields = {field.name: field for field in msgspec.structs.fields(SamplingParams)}
-    allowed = sorted(name for name in fields if not name.startswith("_") and name not in _NOT_PER_LINE)
-    values = dict(defaults)
-    limit = values.pop("max_tokens", None)
-    values["max_tokens"] = limit if is_chat else min(limit or _SERVER_MAX_TOKENS, _SERVER_MAX_TOKENS)
+    limit, server = defaults.get("max_tokens"), _SERVER_MAX_TOKENS
+    values = {**defaults, "max_tokens": limit if is_chat else min(limit or server, server)}
     for name, value in given.items():
         if name == "n" and value == 1:
             continue
         if name in _NOT_PER_LINE:
             raise ValueError(f"`{name}` cannot be used here: each line produces one text")
-        if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1)
-            raise ValueError(
-                f"unknown sampling parameter `{name}`" + (f": did you mean `{close[0]}`?" if close else "")
-            )
+        if name not in fields or name.startswith("_"):
+            raise ValueError(f"unknown sampling parameter `{name}`")
         try:
             values[name] = msgspec.convert(value, fields[name].type, str_keys=True)
         except msgspec.ValidationError as error:
             raise ValueError(f"`{name}`: {error}") from None
-        except TypeError:  # a type that msgspec cannot check, such as an array; vLLM checks it itself
+        except TypeError:  # a type that msgspec cannot check, such as an array; vLLM checks it
             values[name] = value
     return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
 
@@ -90,22 +78,24 @@ def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat:
 class Generation:
     """One vllm.LLM and the requests that it works on."""
 
-    def __init__(self, lines: JsonLines, messages: Messages, *, engine_kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, lines: JsonLines, messages: Messages, *, engine_kwargs: dict[str, Any]
+    ) -> None:
         import vllm
 
         self._lines, self._messages = lines, messages
-        # Without statistics there are no acceptance counters; vllm.LLM leaves them out by default.
+        # without statistics there are no acceptance counters; vllm.LLM leaves them out by default
         self._llm = vllm.LLM(**{**engine_kwargs, "disable_log_stats": False})
-        self._defaults: dict[str, Any] = dict(self._llm.model_config.get_diff_sampling_param() or {})
+        self._defaults: dict[str, Any] = self._llm.model_config.get_diff_sampling_param() or {}
         self._index_of: dict[str, int] = {}
         # enough that the scheduler never runs dry
         self._window = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self._is_closing = False
-        threading.Thread(target=self._watch, args=(active_children(),), name="watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(active_children(),), daemon=True).start()
         lines.send("ready", vllm=vllm.__version__)
 
     def run(self) -> None:
-        """Work until the parent says that there is no more, and everything that it sent is answered."""
+        """Work until the parent says that there is no more, and all that it sent is answered."""
         is_ended = False
         while not (is_ended and not self._index_of):
             with contextlib.suppress(queue.Empty):
@@ -115,44 +105,56 @@ class Generation:
                     if not is_ended:
                         self._add(message)
             if self._index_of:
-                self._step()
+                for output in self._llm.llm_engine.step():
+                    if output.finished:
+                        self._answer(output)
         self._lines.send("done", acceptance=self._acceptance())
 
     def _add(self, message: dict[str, Any]) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        index, messages = message["index"], message.get("messages")
+        index, chat, prompt = message["index"], message.get("messages"), message.get("prompt")
+        given, defaults = message["params"], self._defaults
         try:
-            params = sampling_params(message["params"], defaults=self._defaults, is_chat=messages is not None)
-            if messages is not None:
-                (request_id,) = self._llm.enqueue_chat([messages], params, use_tqdm=False)
+            params = sampling_params(given, defaults=defaults, is_chat=chat is not None)
+            if chat is not None:
+                (request_id,) = self._llm.enqueue_chat([chat], params, use_tqdm=False)
             else:
-                (request_id,) = self._llm.enqueue([_prompt(message["prompt"])], params, use_tqdm=False)
+                key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+                (request_id,) = self._llm.enqueue([{key: prompt}], params, use_tqdm=False)
         except EngineDeadError:
             raise
-        except Exception as error:  # whatever vLLM finds wrong with one request concerns that request alone
+        except Exception as error:  # whatever vLLM finds wrong with one request concerns it alone
             self._lines.send("refused", index=index, error=error_text(error))
             return
-        # vLLM adds random letters to its number, and reports under the number (0.33, input_processor.py).
+        # vLLM adds random letters to its number, and reports under the number (0.33)
         self._index_of[request_id.partition("-")[0]] = index
 
-    def _step(self) -> None:
-        for output in self._llm.llm_engine.step():
-            if not output.finished:
-                continue
-            index, completion = self._index_of.pop(output.request_id), output.outputs[0]
-            if completion.finish_reason in ("error", "abort"):
-                self._lines.send("refused", index=index, error=f"vLLM ended it: {completion.finish_reason}")
-                continue
-            self._lines.send(
-                "finished",
-                index=index,
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                prompt_tokens=len(output.prompt_token_ids or ()),
-                completion_tokens=len(completion.token_ids),
-                **_tokens(output, completion),
-            )
+    def _answer(self, output: Any) -> None:
+        index, completion = self._index_of.pop(output.request_id), output.outputs[0]
+        reason, prompt = completion.finish_reason, list(output.prompt_token_ids or ())
+        if reason in ("error", "abort"):
+            self._lines.send("refused", index=index, error=f"vLLM ended it: {reason}")
+            return
+        tokens: dict[str, Any] = {}
+        if completion.logprobs is not None:  # the line asks for the likeliest tokens
+            tokens = {
+                "prompt_token_ids": prompt,
+                "token_ids": list(completion.token_ids),
+                "logprobs": [
+                    [[token, round(entry.logprob, 5)] for token, entry in step.items()]
+                    for step in completion.logprobs
+                ],
+            }
+        self._lines.send(
+            "finished",
+            index=index,
+            text=completion.text,
+            finish_reason=reason,
+            prompt_tokens=len(prompt),
+            completion_tokens=len(completion.token_ids),
+            **tokens,
+        )
 
     def _acceptance(self) -> dict[str, Any] | None:
         """The speculation counters of all engines; None where the engine does not speculate."""
@@ -166,17 +168,18 @@ class Generation:
                 speculates = True
             elif name == "accepted_tokens_per_pos":
                 positions += [0] * (len(metric.values) - len(positions))
-                positions = [mine + more for mine, more in zip(positions, metric.values, strict=True)]
+                positions = [sum(pair) for pair in zip(positions, metric.values, strict=True)]
         return {**counts, "accepted_per_position": positions} if speculates else None
 
     def _watch(self, processes: list[BaseProcess]) -> None:
-        """Notice an engine process that dies without a word: vLLM's client would wait for it for ever."""
+        """Notice an engine process that dies without a word: vLLM's client would wait for ever."""
         if not processes:
             return
         connection.wait([process.sentinel for process in processes])
         time.sleep(_LAST_WORDS_S)
         if not self._is_closing:
-            self._lines.send("failed", error="an engine process died", exception="EngineDeadError")
+            error = "an engine process died"
+            self._lines.send("failed", error=error, exception="EngineDeadError")
             os._exit(1)
 
     def close(self) -> None:
@@ -185,25 +188,7 @@ class Generation:
         self._llm.llm_engine.engine_core.shutdown()
 
 
-def _tokens(output: Any, completion: Any) -> dict[str, Any]:
-    """The tokens, and the likeliest ones at each position with their log-probabilities, if the line asks for these."""
-    if completion.logprobs is None:
-        return {}
-    return {
-        "prompt_token_ids": list(output.prompt_token_ids or ()),
-        "token_ids": list(completion.token_ids),
-        "logprobs": [
-            [[token, round(entry.logprob, 5)] for token, entry in step.items()]
-            for step in completion.logprobs
-        ],
-    }
-
-
-def _prompt(prompt: str | list[int]) -> dict[str, Any]:
-    return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-
-
-def _on_sigterm(_number: int, _frame: FrameType | None) -> NoReturn:
+def _on_sigterm(*_: object) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
@@ -213,7 +198,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
     lines, messages = JsonLines(), Messages()
-    threading.Thread(target=_read, args=(lines, messages), name="inbox", daemon=True).start()
+    threading.Thread(target=_read, args=(lines, messages), daemon=True).start()
     generation = None
     try:
         generation = Generation(lines, messages, engine_kwargs=messages.get()["engine_kwargs"])

@@ -86,7 +86,9 @@ def _make_arg_parser() -> Any:
         with contextlib.suppress(ImportError, AttributeError):
             found = importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
             return found.make_arg_parser
-    raise ImportError("vLLM's `make_arg_parser` is in none of the modules that are known to have it")
+    raise ImportError(
+        "vLLM's `make_arg_parser` is in none of the modules that are known to have it"
+    )
 
 
 def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:

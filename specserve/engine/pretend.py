@@ -1,9 +1,9 @@
-"""Makes vLLM believe in GPUs that are not there, so that its configuration code judges a launch for them.
+"""Makes vLLM believe in GPUs that are not there, so that its code judges a launch for them.
 
-`pretend` is called before anything of vLLM is imported, once for a process: what vLLM finds out about a GPU it keeps.
-No kernel runs. A stand-in that is called raises `StandInCalled`: what needs it cannot be judged here.
-Written against vLLM 0.26 to 0.33: platforms/__init__.py, platforms/cuda.py, triton_utils/importing.py and
-model_executor/models/registry.py.
+`pretend` is called before anything of vLLM is imported, once for a process: what vLLM finds out
+about a GPU it keeps. No kernel runs. A stand-in that is called raises `StandInCalled`: what needs
+it cannot be judged here. Written against vLLM 0.26 to 0.33: platforms/__init__.py,
+platforms/cuda.py, triton_utils/importing.py and model_executor/models/registry.py.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _LIBRARIES = frozenset(
 )  # fmt: skip
 """Libraries that a GPU machine has and this one may lack: classes of models import them."""
 _LIBRARIES_WITHIN = (
-    "vllm.third_party.deep_gemm", "vllm.third_party.flashmla.flash_mla_interface", "vllm.vllm_flash_attn.cute",
+    "vllm.third_party.deep_gemm", "vllm.third_party.flashmla.flash_mla_interface",
+    "vllm.vllm_flash_attn.cute",
 )  # fmt: skip
 _OPERATORS = (
-    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C", "_flashmla_C",
-    "_flashmla_extension_C", "_moe_C", "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
+    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C",
+    "_flashmla_C", "_flashmla_extension_C", "_moe_C", "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
 )  # fmt: skip
 _LEAST_CAPABILITY = {
     "cutlass_scaled_mm_supports_fp8": 89,
@@ -47,7 +48,7 @@ _LEAST_CAPABILITY = {
     "cutlass_scaled_mm_supports_fp4": 100,
     "mxfp4_experts_quant_supported": 100,
 }
-"""Operators that only say what a GPU can do, with the least compute capability for a yes (csrc/quantization, 0.33)."""
+"""Operators that say what a GPU can do, with the least capability for a yes (csrc, 0.33)."""
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -86,7 +87,7 @@ def see(count: int) -> None:
 
 
 def pretend(gpu: PretendedGpu, *, cache: Path) -> None:
-    """Let this process see eight GPUs of a kind. `cache`: vLLM's own cache folder for what it learns meanwhile."""
+    """Let this process see eight GPUs of a kind. `cache`: vLLM's own cache folder meanwhile."""
     os.environ.update(_ENVIRONMENT)
     os.environ["VLLM_CACHE_ROOT"] = str(cache)
     sys.meta_path.insert(0, _Finder())
@@ -100,7 +101,7 @@ def pretend(gpu: PretendedGpu, *, cache: Path) -> None:
 
 
 def _by_name(make: Callable[[Any, str], Any]) -> Any:
-    """A `__getattr__` that makes whatever is asked for by its name; of special methods there are none."""
+    """A `__getattr__` that makes what is asked for by its name; there are no special methods."""
 
     def getter(holder: Any, name: str) -> Any:
         if name.startswith("__"):
@@ -120,8 +121,8 @@ def _is_importing(frame: types.FrameType | None) -> bool:
 class _AbsentType(type):
     """The type of stand-in classes.
 
-    A module that is imported may decorate functions with them, index them and make constants of them; a function that
-    calls one would have to compute something.
+    A module that is imported may decorate functions with them, index them and make constants of
+    them; a function that calls one would have to compute something.
     """
 
     __getattr__ = _by_name(lambda cls, name: _AbsentType(f"{cls.__name__}.{name}", (), {}))
@@ -150,7 +151,7 @@ class _Library(types.ModuleType):
 
 
 class _Operator:
-    """An operator that is registered and cannot run: passes and pattern matchers hold on to its overloads."""
+    """An operator that cannot run: passes and pattern matchers hold on to its overloads."""
 
     __getattr__ = _by_name(lambda operator, name: _Operator(f"{operator.__name__}.{name}"))
 
@@ -221,7 +222,9 @@ def _is_library(name: str) -> bool:
 
 def _is_there(name: str, path: Sequence[str]) -> bool:
     last = name.rpartition(".")[2]
-    return any((Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path)
+    return any(
+        (Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path
+    )
 
 
 def _pretend_torch(gpu: PretendedGpu) -> None:
@@ -229,8 +232,9 @@ def _pretend_torch(gpu: PretendedGpu) -> None:
 
     major, minor = gpu.capability
     properties = types.SimpleNamespace(
-        name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes, gcnArchName="", is_integrated=False,
-        multi_processor_count=gpu.multiprocessors, warp_size=32, L2_cache_size=50 << 20,
+        name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes, gcnArchName="",
+        is_integrated=False, multi_processor_count=gpu.multiprocessors, warp_size=32,
+        L2_cache_size=50 << 20,
         shared_memory_per_block_optin=232_448 if major >= 9 else 101_376,
     )  # fmt: skip
     memory = (gpu.total_bytes, gpu.total_bytes)
@@ -239,14 +243,15 @@ def _pretend_torch(gpu: PretendedGpu) -> None:
     torch.accelerator.device_index = lambda *_: contextlib.nullcontext()
     answers: dict[Any, dict[str, Any]] = {
         torch.cuda: {
-            "get_device_properties": properties, "get_device_capability": gpu.capability, "get_device_name": gpu.name,
-            "current_device": 0, "is_available": True, "mem_get_info": memory,
-            "current_stream": _Stream(),
+            "get_device_properties": properties, "get_device_capability": gpu.capability,
+            "get_device_name": gpu.name, "current_device": 0, "is_available": True,
+            "mem_get_info": memory, "current_stream": _Stream(),
         },
         torch.accelerator: {
             "is_available": True, "current_device_index": 0, "get_memory_info": memory,
-            "current_accelerator": torch.device("cuda"), "current_stream": _Stream(), "empty_cache": None,
-            "synchronize": None, "set_device_index": None, "reset_peak_memory_stats": None,
+            "current_accelerator": torch.device("cuda"), "current_stream": _Stream(),
+            "empty_cache": None, "synchronize": None, "set_device_index": None,
+            "reset_peak_memory_stats": None,
         },
     }  # fmt: skip
     for module, values in answers.items():
@@ -277,11 +282,14 @@ def _platform_answers(gpu: PretendedGpu) -> type:
     from vllm.platforms import interface
 
     answers = {
-        "get_device_capability": interface.DeviceCapability(*gpu.capability), "get_device_name": gpu.name,
+        "get_device_capability": interface.DeviceCapability(*gpu.capability),
+        "get_device_name": gpu.name,
         "get_device_total_memory": gpu.total_bytes, "is_fully_connected": True,
         "num_compute_units": gpu.multiprocessors, "import_kernels": None,
     }  # fmt: skip
-    methods: dict[str, Any] = {name: classmethod(_returning(value)) for name, value in answers.items()}
+    methods: dict[str, Any] = {
+        name: classmethod(_returning(value)) for name, value in answers.items()
+    }
     return type("Answers", (), {**methods, "device_count": classmethod(lambda _cls: _count)})
 
 
@@ -290,7 +298,9 @@ def _pretend_platform(gpu: PretendedGpu) -> None:
     from vllm.platforms import interface
     from vllm.utils import import_utils
 
-    platforms.vllm_version_matches_substr = lambda _text: False  # a CPU build would choose its own platform
+    platforms.vllm_version_matches_substr = (
+        lambda _text: False
+    )  # a CPU build would choose its own platform
     import_utils.import_pynvml = _pynvml
     answers: Any = _platform_answers(gpu)
 
@@ -340,7 +350,9 @@ def _pretend_triton() -> None:
     class Config:
         """One choice of a kernel that tunes itself."""
 
-        def __init__(self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any) -> None:
+        def __init__(
+            self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any
+        ) -> None:
             more |= {
                 "kwargs": kwargs or {},
                 "num_warps": num_warps,

@@ -52,7 +52,7 @@ GOOD: Record = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
 BAD: tuple[tuple[bytes | Record, str], ...] = (
     (b'{"prompt": "a", oops}', "invalid JSON at column 17"),
     ({**GOOD, "prompt": "x = 1\n" * 600}, "This model's maximum context length is 512 tokens"),
-    ({**GOOD, "temprature": 1}, "unknown sampling parameter `temprature`: did you mean `temper"),
+    ({**GOOD, "temprature": 1}, "unknown sampling parameter `temprature`"),
     ({**GOOD, "temperature": "hot"}, "`temperature`: Expected `float`, got `str`"),
     ({**GOOD, "temperature": 1, "min_p": 0.5}, "The min_p and logit_bias sampling parameters"),
     ({**GOOD, "n": 2}, "`n` cannot be used here"),

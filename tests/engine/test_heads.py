@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specserve.errors import Interrupted
 from specserve.measure.distill.run import train
 from specserve.serve.signals import StopRequest
 
@@ -45,18 +43,16 @@ def accepted(request: dict[str, Any], head: Path) -> float:
     """By the head's own guesses, in the environment that has its classes."""
     code = (
         "import json, sys; request = json.loads(sys.argv[1])\n"
-        "from specserve.engine.drafts import Eagle3Head, rate_of, read_answers\n"
+        "from specserve.engine.drafts import Eagle3Head, read_answers\n"
         "rows = read_answers(request['answers'], 'test')\n"
-        "print(rate_of(Eagle3Head(request).simulate(rows, k=request['k'])))"
+        "print(Eagle3Head(request).acceptance(rows, k=request['k']))"
     )
     command = [str(PYTHON), "-P", "-c", code, json.dumps({**request, "draft": str(head)})]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
-def test_a_head_learns_what_the_target_says_and_survives_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_learns_what_the_target_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PYTHON.exists(), "make heads"
     monkeypatch.setattr(sys, "executable", str(PYTHON))
     head, out = tmp_path / "head", tmp_path / "out"
@@ -66,16 +62,5 @@ def test_a_head_learns_what_the_target_says_and_survives_a_stop(
         "draft": str(head), "target": str(TARGET), "answers": str(answers(tmp_path / "a.jsonl")),
         "out": str(out), "k": K, "budget_s": 40.0, "epochs": 500, "seed": 0, "learning_rate": 0.001,
     }  # fmt: skip
-    stop, steps = StopRequest(), []
-
-    def on_event(event: Any) -> None:
-        steps.append(event["step"])
-        if event["step"]:
-            stop.count = stop.count or 1
-
-    with pytest.raises(Interrupted):
-        train(request, log_path=tmp_path / "log", stop=stop, on_event=on_event)
-    began = time.monotonic()
-    done = train(request, log_path=tmp_path / "log", stop=StopRequest())
-    assert done["step"] > steps[-1] and time.monotonic() - began < 300
+    train(request, log_path=tmp_path / "log", stop=StopRequest())
     assert accepted(request, out / "draft") > accepted(request, head) + 0.01

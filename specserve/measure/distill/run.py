@@ -6,7 +6,6 @@ import json
 import queue
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from specserve.serve.process import JsonChild, resolve_env
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 ALTERNATIVE = "distilled"
-_SAVE_S = 60.0
-"""How long a training that is stopped gets to save its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +127,26 @@ def train(
 ) -> dict[str, Any]:
     """The last message of the child that trains; `on_event` takes the others.
 
-    Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
+    Raises LaunchError with the log if it dies, Interrupted for a signal.
     """
     command = [sys.executable, "-P", "-m", "specserve.engine.distilling"]
-    child, asked_s = JsonChild(command, env=resolve_env({}), log_path=log_path), 0.0
-    kept = "interrupted; what was learned is kept, and the same command resumes"
+    child = JsonChild(command, env=resolve_env({}), log_path=log_path)
+    kept = "interrupted; the answers are kept, and the same command trains anew"
     try:
         child.tell(request)
-        while True:
-            if stop.count and not asked_s:
-                asked_s = time.monotonic()
-                child.send(signal.SIGTERM)
-            is_over = stop.count > 1 or (asked_s and time.monotonic() - asked_s > _SAVE_S)
+        while not stop.count:
             try:
-                message = None if is_over else child.receive(0.2)
+                message = child.receive(0.2)
             except queue.Empty:
                 continue
             if message and message["event"] == "done":
                 return message
-            if asked_s and (message is None or message["event"] == "stopped"):
-                raise Interrupted(kept, exit_code=128 + (stop.signal or signal.SIGINT))
             if message is None or message["event"] == "failed":
                 child.wait()
                 said = str(message["error"]) if message else None
                 raise died(child, "train", after_s=child.elapsed_s, said=said)
             on_event(message)
+        raise Interrupted(kept, exit_code=128 + (stop.signal or signal.SIGINT))
     finally:
         child.close()
 
