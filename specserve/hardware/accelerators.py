@@ -128,17 +128,27 @@ def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Ma
     return Machine(kind, count, nodes, basis, memory_nodes=here)
 
 
-def this_cpu() -> Machine:
-    """This machine's own memory, which the CPU engine uses: its capacity, and what is free now."""
-    from specserve.hardware.host import host_memory
+def this_cpu(*, root: Path = Path("/")) -> Machine:
+    """This machine's own memory, which the CPU engine uses: its capacity, and what is free now.
 
-    memory = host_memory()
+    Capacity is MemTotal, or the limit of a control group if that is less. vLLM takes it from a NUMA
+    node (utils/cpu_resource_utils.py 0.32), whose MemTotal some virtual machines change.
+    """
+    import psutil
+
+    from specserve.hardware.host import memory_limits
+
+    memory = psutil.virtual_memory()
+    capacity, free = int(memory.total), int(memory.available)
+    for limit, used in memory_limits(root):
+        capacity, free = min(capacity, limit), min(free, limit - used)
+    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     return Machine(
-        Accelerator(CPU, memory.capacity_bytes, None, CPU),
+        Accelerator(CPU, capacity, None, CPU),
         1,
         basis="found",
-        free_bytes=(memory.free_bytes,),
-        memory_nodes=memory.nodes,
+        free_bytes=(max(0, min(free, capacity)),),
+        memory_nodes=max(1, nodes),
     )
 
 

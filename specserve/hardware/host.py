@@ -1,4 +1,4 @@
-"""This host's memory, and its ports: which is free, and who holds one."""
+"""The limits of this host's memory, and its ports: which is free, and who holds one."""
 
 from __future__ import annotations
 
@@ -10,40 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Bytes of memory that a server on this host can use."""
-
-    capacity_bytes: int
-    """MemTotal, or the limit of the control group (version 2) if that is less."""
-    free_bytes: int
-    """What is available now, never more than the capacity."""
-    nodes: int = 1
-    """NUMA nodes that the memory is spread over."""
-
-
-def host_memory(*, root: Path = Path("/")) -> HostMemory:
-    """The memory of this host, as the kernel and the control groups of this process report it.
-
-    `root`: where `sys` and `proc/self/cgroup` are. Limits are those of version 2 of control groups.
-    vLLM (vllm/utils/cpu_resource_utils.py 0.32) takes the capacity from a NUMA node, whose MemTotal
-    some virtual machines change while they run.
-    """
-    import psutil
-
-    memory = psutil.virtual_memory()
-    capacity, free = int(memory.total), int(memory.available)
-    for limit, used in _limits(root):
-        capacity = min(capacity, limit)
-        free = min(free, limit - used)
-    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
-    return HostMemory(capacity, max(0, min(free, capacity)), max(1, nodes))
-
-
-def _limits(root: Path) -> Iterator[tuple[int, int]]:
+def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and usage, in bytes, of this process's control group (version 2) and its parents.
 
-    In a container the mount itself is the group.
+    `root`: where `sys` and `proc/self/cgroup` are. In a container the mount itself is the group.
     """
     mount, path = root / "sys/fs/cgroup", Path()
     with suppress(OSError):

@@ -61,9 +61,9 @@ def this_host() -> Host:
     """The machine and the Python that run this."""
     from importlib import metadata
 
-    from specserve.hardware.host import host_memory
+    from specserve.hardware.accelerators import this_cpu
 
-    memory = host_memory()
+    memory = this_cpu()
     script = Path(sys.executable).with_name("vllm")
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
     return Host(
@@ -73,8 +73,8 @@ def this_host() -> Host:
         plugin=any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins")),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
-        numa_nodes=memory.nodes,
-        capacity_bytes=memory.capacity_bytes,
+        numa_nodes=memory.memory_nodes,
+        capacity_bytes=memory.accelerator.total_bytes,
         compiler=shutil.which(os.environ.get("CXX", "g++")),  # torch/_inductor/config.py, `cpp.cxx`
     )
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specserve.hardware import host
-from specserve.hardware.host import HostMemory, host_memory
+from specserve.hardware.accelerators import assume, this_cpu
 
 GIB = 2**30
 
@@ -31,15 +30,15 @@ def write(root: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        pytest.param({}, HostMemory(24 * GIB, 18 * GIB), id="no control group"),
+        pytest.param({}, (24 * GIB, 18 * GIB, 1), id="no control group"),
         pytest.param(
             {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5"},
-            HostMemory(24 * GIB, 18 * GIB),
+            (24 * GIB, 18 * GIB, 1),
             id="version 2 without a limit",
         ),
         pytest.param(
             {"sys/fs/cgroup/memory.max": f"{8 * GIB}\n", "sys/fs/cgroup/memory.current": f"{3 * GIB}\n"},
-            HostMemory(8 * GIB, 5 * GIB),
+            (8 * GIB, 5 * GIB, 1),
             id="version 2 in a container",
         ),
         pytest.param(
@@ -50,7 +49,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
                 "sys/fs/cgroup/system.slice/specserve.service/memory.max": f"{6 * GIB}",
                 "sys/fs/cgroup/system.slice/specserve.service/memory.current": "0",
             },
-            HostMemory(6 * GIB, 2 * GIB),
+            (6 * GIB, 2 * GIB, 1),
             id="a service: the least limit, and what is free in every group above it",
         ),
         pytest.param(
@@ -59,12 +58,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
                 "sys/fs/cgroup/job/7/memory.max": f"{4 * GIB}",
                 "sys/fs/cgroup/job/7/memory.current": f"{5 * GIB}",
             },
-            HostMemory(4 * GIB, 0),
+            (4 * GIB, 0, 1),
             id="a job that is full",
         ),
         pytest.param(
             {"sys/fs/cgroup/memory.max": f"{64 * GIB}", "sys/fs/cgroup/memory.current": f"{2 * GIB}"},
-            HostMemory(24 * GIB, 18 * GIB),
+            (24 * GIB, 18 * GIB, 1),
             id="a limit above what there is",
         ),
         pytest.param(
@@ -72,30 +71,32 @@ def write(root: Path, files: dict[str, str]) -> Path:
                 "proc/self/cgroup": "0::/../../elsewhere\nnonsense\n",
                 "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 18000000 kB\n",
             },
-            HostMemory(24 * GIB, 18 * GIB),
+            (24 * GIB, 18 * GIB, 1),
             id="a node that reports less, as virtual machines do",
         ),
         pytest.param(
             {"sys/devices/system/node/node0/meminfo": "", "sys/devices/system/node/node1/meminfo": ""},
-            HostMemory(24 * GIB, 18 * GIB, nodes=2),
+            (24 * GIB, 18 * GIB, 2),
             id="two sockets",
         ),
     ],
 )
 def test_capacity_is_what_the_kernel_or_a_control_group_grants(
-    files: dict[str, str], expected: HostMemory, tmp_path: Path
+    files: dict[str, str], expected: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    assert host_memory(root=write(tmp_path, files)) == expected
+    found = this_cpu(root=write(tmp_path, files))
+    free = found.least_free_bytes(ranks=1)
+    assert (found.accelerator.total_bytes, free, found.memory_nodes) == expected
 
 
 def test_no_plan_depends_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specserve.hardware.accelerators import assume, this_cpu
     from specserve.plan.host import default_kv_bytes, this_host
 
+    monkeypatch.setattr("specserve.hardware.host.memory_limits", lambda root: [])
     seen = set()
     for free in (20, 9, 1):
-        now = HostMemory(24 * GIB, free * GIB)
-        monkeypatch.setattr(host, "host_memory", lambda now=now: now)
+        now = SimpleNamespace(total=24 * GIB, available=free * GIB)
+        monkeypatch.setattr("psutil.virtual_memory", lambda now=now: now)
         assert this_cpu().free_bytes == (free * GIB,)
         seen.add(
             (this_cpu().accelerator, assume("cpu").accelerator, default_kv_bytes(this_host().capacity_bytes))

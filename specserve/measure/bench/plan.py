@@ -150,10 +150,11 @@ def plan_variant(
 
 def side_by_side(variants: Sequence[Variant]) -> bool:
     """Return whether all servers run at once: on a GPU never, which each takes whole."""
-    from specserve.hardware.host import host_memory
+    from specserve.hardware.accelerators import this_cpu
 
     started = [variant.plan for variant in variants if variant.plan is not None]
-    return len(started) < 2 or sum(map(server_bytes, started)) <= 0.9 * host_memory().free_bytes
+    free = this_cpu().least_free_bytes(ranks=1) or 0
+    return len(started) < 2 or sum(map(server_bytes, started)) <= 0.9 * free
 
 
 def named(text: str) -> tuple[str | None, str]:
