@@ -95,7 +95,7 @@ def check(
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.profile.load import examine_partial
     from specserve.report.findings import StderrNotices, show_findings
-    from specserve.serve.detached.launch import running_records
+    from specserve.serve.detached.processes import running_records
 
     is_path, source = vllm is not None and not vllm[:1].isdigit(), None
     if vllm is not None and is_path:

@@ -10,19 +10,27 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, LaunchError
+from specserve.errors import LaunchError
 from specserve.plan.host import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve import events
 from specserve.serve.detached import processes, registry, watcher
-from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
+from specserve.serve.detached.processes import (
+    MARK,
+    Detached,
+    boot_id,
+    exit_file,
+    identity,
+    is_running,
+    mark,
+    running_records,
+)
 from specserve.serve.detached.registry import LaunchedVariant, Record
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
@@ -244,11 +252,3 @@ def _own_devices(profile: Profile, plan: LaunchPlan) -> dict[str, int]:
     listed = visible.split(",") if isinstance(visible, str) else None
     found = selected(gpus(), devices=listed, environ=os.environ)
     return {gpu.uuid: gpu.total_bytes for gpu in found[: world_size(profile)]}
-
-
-def running_records() -> Iterator[Record]:
-    for name in registry.names():
-        with contextlib.suppress(FactError):
-            record = registry.read(name)
-            if record is not None and Detached(record).members():
-                yield record

@@ -12,12 +12,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from specserve.errors import FactError, SpecserveError, UsageError
-from specserve.serve.causes import died
 from specserve.serve.detached import registry
 from specserve.serve.detached.registry import NAME, Ended, Record, folder_of
 from specserve.serve.events import OnEvent, Phase
@@ -224,6 +224,8 @@ def stop_named(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None:
 
 def tidy(record: Record) -> Record:
     """The same server with how it ended, on disk too. Call it only if its first process is gone."""
+    from specserve.serve.causes import died  # `check` needs no causes
+
     group = Detached(record)
     _, removed = clear(group)
     # last: whatever the log holds, no process may be left
@@ -264,3 +266,12 @@ def main(name: str, run: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:3])
+
+
+def running_records() -> Iterator[Record]:
+    """The records of the servers that run, or start."""
+    for name in registry.names():
+        with contextlib.suppress(FactError):
+            record = registry.read(name)
+            if record is not None and Detached(record).members():
+                yield record
