@@ -59,13 +59,23 @@ def test_overrides_of_positions_stay_with_the_target(profile: Load, overrides: s
 
 
 @pytest.mark.parametrize(
-    ("requests", "gpu", "hits"),
-    [("", "L4-24GB", 0), ("max_num_seqs: 800", "L4-24GB", 1), ("max_num_seqs: 800", "H100-80GB", 0)],
+    ("k", "requests", "gpu", "hits"),
+    [
+        (2, "", "L4-24GB", 0),
+        (7, "", "L4-24GB", 0),  # 256 requests of 8 tokens are 2,048
+        (8, "", "L4-24GB", 1),
+        (2, "max_num_seqs: 800", "L4-24GB", 1),
+        (2, "max_num_seqs: 800", "H100-80GB", 0),
+        (15, "max_num_seqs: 800", "H100-80GB", 0),
+        (8, "", "cpu", 0),
+        (8, "", "B9000", 0),
+    ],
 )
 def test_a_default_step_is_named_where_drafts_overfill_it(
-    profile: Load, requests: str, gpu: str, hits: int
+    profile: Load, k: int, requests: str, gpu: str, hits: int
 ) -> None:
-    found = of("SD138", profile(f"{HEAD}engine: {{{requests}}}\nhardware: {{accelerator: {gpu}}}"))
+    block = f"speculation: {{method: eagle3, model: ./head, num_speculative_tokens: {k}}}"
+    found = of("SD138", profile(f"{block}\nengine: {{{requests}}}\nhardware: {{accelerator: {gpu}}}"))
     assert len(found) == hits
 
 
