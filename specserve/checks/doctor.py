@@ -6,7 +6,6 @@ Neither vLLM nor torch is imported, and no network is asked.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import stat
@@ -104,9 +103,7 @@ def _vllm(here: Here) -> Iterator[Line]:
     else:
         is_known = table(found.version).exact
         build = "CPU engine" if here.is_cpu else "for GPUs"
-        text = (
-            f"{found.version} ({found.distribution}), {build}, Python {platform.python_version()}"
-        )
+        text = f"{found.version} ({found.distribution}), {build}, Python {sys.version.split()[0]}"
         known = f"this specserve knows {', '.join(known_versions())}"
         yield ok(text) if is_known else note(f"{text}; {known}", "see vLLM's release notes")
 
@@ -229,10 +226,7 @@ def _memory(here: Here) -> Iterator[Line]:
 def _folders(here: Here) -> Iterator[Line]:
     environ, cache = here.environ, hub_cache(here.environ)
     free, trouble = _look(cache)
-    text, fix = (
-        f"{gib(free)} free for models in {cache}",
-        "set HF_HOME to a folder on a larger disk",
-    )
+    text, fix = f"{gib(free)} free for models in {cache}", "set HF_HOME to one on a larger disk"
     if trouble:
         yield (note if is_offline(environ) else bad)(f"{cache}: {trouble}", fix)
     else:
@@ -297,12 +291,8 @@ class Check:
 
 
 CHECKS = (
-    Check(
-        "vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, for the CPU `make setup`"
-    ),
-    Check(
-        "torch", _torch, "`pip install --force-reinstall vllm` brings the torch it was built with"
-    ),
+    Check("vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, or `make setup` (CPU)"),
+    Check("torch", _torch, "`pip install --force-reinstall vllm` brings the one it was built with"),
     Check("driver", _driver, "update it, or install a vLLM that is built for an older CUDA"),
     Check("GPU", _gpu, "`nvidia-smi` must list them; in a container: `docker run --gpus all`"),
     Check("CPU", _cpu, "use one with AVX2; in a virtual machine, pass the host's CPU through"),
