@@ -44,18 +44,24 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 """A fork has the thread that made it and no other, and waits for ever for a pool that it lacks."""
 _ASKED_OF_EACH = (
     "specserve.engine.judging",
+    "vllm.compilation.backends",
+    "vllm.compilation.passes.pass_manager",
+    "vllm.model_executor.kernels.linear",
     "vllm.model_executor.model_loader.default_loader",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.llama_eagle3",
     "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.flashinfer",
     "vllm.v1.core.kv_cache_utils",
     "vllm.v1.core.single_type_kv_cache_manager",
+    "vllm.v1.executor.multiproc_executor",
     "vllm.v1.spec_decode.draft_model",
     "vllm.v1.spec_decode.llm_base_proposer",
     "vllm.v1.worker.cp_utils",
     "vllm.v1.worker.gpu.attn_utils",
     "vllm.v1.worker.gpu.spec_decode",
     "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+    "vllm.v1.worker.gpu.spec_decode.speculator",
 )
 """What nearly every question makes vLLM import: once here, and not once more in each fork."""
 
@@ -201,8 +207,14 @@ def serve(parser: Any, lines: JsonLines) -> None:
 
 @functools.cache
 def _import_what_each_needs() -> None:
+    import torch
     from vllm.model_executor.models import registry
 
+    def uncompiled(model: Any = None, **_options: Any) -> Any:
+        """Preparing to compile takes a quarter of a question, and nothing is run."""
+        return model if model is not None else (lambda function: function)
+
+    torch.compile = uncompiled
     registry._run_in_subprocess = lambda function: function()  # a fork is a child already
     for name in _ASKED_OF_EACH:
         with contextlib.suppress(Exception):  # other versions may not have it
