@@ -149,8 +149,9 @@ def test_a_local_build_and_a_release_candidate_can_lie_in_a_range() -> None:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Path]:
-    """A folder to install into, and nothing remembered of the installed vLLM."""
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to install into, and nothing remembered of the installed vLLM, which a test may have imported."""
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
     versions.installed.cache_clear()
     yield tmp_path
     versions.installed.cache_clear()
@@ -182,7 +183,6 @@ def test_the_installed_vllm_is_found_without_importing_it(
     seen: str,
     platform: str,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)
     install(fresh / "site", distribution=distribution, version=version)
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
     found = versions.installed()
