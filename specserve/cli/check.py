@@ -96,6 +96,7 @@ def check(
     from specserve.profile.load import examine_partial
     from specserve.report.findings import StderrNotices, show_findings
     from specserve.serve.detached.processes import running_records
+    from specserve.vllm.fact import minor
 
     is_path, source = vllm is not None and not vllm[:1].isdigit(), None
     if vllm is not None and is_path:
@@ -115,6 +116,9 @@ def check(
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
+    if vllm and wanted.version and (asked := minor(vllm)) != minor(wanted.version):
+        # of a version without a table it is known by its range what fails in it
+        settings = [*settings, f'vllm="=={asked[0]}.{asked[1]}.*"']
     read = ((file, *examine_partial(file, settings=settings)) for file in files)
 
     def before(report: Report) -> None:

@@ -77,6 +77,8 @@ def vllm_for(
         if starts or (is_in_range and not is_elsewhere):
             return here  # a plan to look at may be for another accelerator
     version = named or newest_in(range_)
+    if minor(version) < minor(known_versions()[0]) and table(version):
+        raise _unknown(f"vLLM {version} is not among the versions")
     return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
 
 
@@ -100,8 +102,7 @@ def table(version: str) -> VllmTable:
         parsed = Version(version)
     except (InvalidVersion, ValueError) as error:  # ValueError: a number of thousands of digits
         shown = quoted(version).strip("`")
-        text = f"{shown} is not a version of vLLM; this specserve knows {', '.join(known)}"
-        raise UsageError(text) from error
+        raise _unknown(f"vLLM {shown} is not among the versions") from error
     wanted = (parsed.major, parsed.minor)
     name = next((name for name in known if minor(name) >= wanted), known[-1])
     data = merged("arguments")
@@ -147,8 +148,16 @@ def in_range(spec: str) -> tuple[str, ...]:
 
 
 def newest_in(spec: str | None) -> str:
-    """The newest known minor in a range; of all, if none is in it. Raises UsageError."""
-    return (in_range(spec or "") or known_versions())[-1]
+    """The newest known minor in a range; of all, if it has only newer ones. Raises UsageError."""
+    found, known = in_range(spec or ""), known_versions()
+    older = (f"0.{number}.{patch}" for number in range(minor(known[0])[1]) for patch in range(20))
+    if not found and any(contains(spec or "", release) for release in older):
+        raise _unknown(f"{quoted(spec or '')} has none of the versions")
+    return (found or known)[-1]
+
+
+def _unknown(text: str) -> UsageError:
+    return UsageError(f"{text} that this specserve can plan for: {', '.join(known_versions())}")
 
 
 def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:

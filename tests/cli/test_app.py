@@ -78,6 +78,7 @@ def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, argumen
         (["lint", "--format", "xml", DEMO], "xml"),
         (["up", DEMO, "--port", "70000"], "--port"),
         (["plan", DEMO, "--vllm", "0.20"], "vLLM 0.20 is not among the versions"),
+        (["render", DEMO, "--to", "compose", "--set", 'vllm="<0.19"'], "`<0.19` has none of the versions"),
         (["plan", DEMO, "--alternative", "nope"], "has no alternative `nope`"),
         (["plan", DEMO, "--set", "nonsense"], "`--set` takes `key.path=value`"),
         (["plan", "configs"], "is not a valid profile"),

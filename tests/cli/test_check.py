@@ -286,6 +286,19 @@ def test_an_unknown_machine_is_a_usage_error(
     assert "did you mean" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("version", "fails"), [("0.26", True), ("0.29.1", True), ("0.20", False), ("0.40", False)]
+)
+def test_a_version_without_a_table_has_its_rows_and_the_nearest_table(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], version: str, fails: bool
+) -> None:
+    staged = PAIR.replace("512}", "512, pipeline_parallel_size: 2}").replace("draft_model", "dspark")
+    _run(["check", "--no-ask", "--offline", "--vllm", version, pair(staged)])
+    out, err = capsys.readouterr()
+    assert ("the V2 runner refuses `dspark` over pipeline stages" in out) is fails
+    assert f"specserve does not know vLLM {version}, so it is judged as 0.3" in err
+
+
 def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["check", "--no-ask", "--offline", "--vllm", str(tmp_path), "configs/demo.yaml"]) == 2
     assert "does not contain vLLM" in capsys.readouterr().err
