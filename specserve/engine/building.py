@@ -196,7 +196,7 @@ def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
     """Bytes of the parameters, each counted once however often it is tied."""
     new = {id(tensor): tensor for tensor in (model.parameters() if model is not None else ())}
     sizes = [each.numel() * each.element_size() for key, each in new.items() if key not in seen]
-    seen |= new.keys()
+    seen.update(new)
     return {"parameters": sum(sizes)}
 
 

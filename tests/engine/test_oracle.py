@@ -160,6 +160,17 @@ def test_models_are_built_and_their_tensors_are_tried(judge: Judge) -> None:
     assert wrong["step"] == "weights of the draft"
 
 
+def test_a_table_that_a_head_shares_with_its_target_is_counted_once(judge: Judge) -> None:
+    block = json.dumps({"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2})
+    models = {TARGET: LLAMA, DRAFT: HEAD}
+    own, shared = (
+        judge("--speculative-config", block, models=models, draft_lacks=lacks)["build"]["stages"][0]
+        for lacks in ([], ["embed_tokens"])
+    )
+    table = 2 * 512 * 128
+    assert own["draft"]["parameters"] - shared["draft"]["parameters"] == table
+
+
 def test_a_launch_that_only_the_speculator_refuses_is_refused(judge: Judge) -> None:
     block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
     gpt2 = {
