@@ -48,18 +48,18 @@ MODELS: dict[str, tuple[str, dict[str, Any] | None, str]] = {
     "context": (with_number("max_position_embeddings", HUGE), None, "too many digits"),
     "vocabulary": (with_number("vocab_size", "-" + HUGE), None, "too many digits"),
     "unreadable": (with_number("hidden_size", DIGITS), None, "too many digits"),
-    "layers": (with_number("num_hidden_layers", "1000000000"), None, "more than 2000"),
-    "infinite": (with_number("num_attention_heads", "1e999"), None, "is inf: expected a whole number"),
+    "layers": (with_number("num_hidden_layers", "1000000000"), None, "is not known without vLLM"),
+    "infinite": (with_number("num_attention_heads", "1e999"), None, "is not known without vLLM"),
     "text": (with_number("hidden_size", '"4096"'), None, "is '4096': expected a whole number"),
     "factor": (
         with_number("rope_scaling", f'{{"rope_type": "yarn", "factor": 1e400, "x": {HUGE}}}'),
         None,
         "too many",
     ),
-    "name": (json.dumps(DEMO), {LAYER.format(DIGITS): EMPTY, "x": EMPTY}, "are all empty"),
-    "empty": (json.dumps(DEMO), {LAYER.format(0): EMPTY}, "are all empty"),
-    "shape": (json.dumps(DEMO), {"x": {**EMPTY, "shape": [10**99]}}, "has no valid type, shape and"),
-    "offset": (json.dumps(DEMO), {"x": {**EMPTY, "data_offsets": [0, 10**99]}}, "has no valid type, shape"),
+    "name": (json.dumps(DEMO), {LAYER.format(DIGITS): EMPTY, "x": EMPTY}, "holds no tokenizer"),
+    "empty": (json.dumps(DEMO), {LAYER.format(0): EMPTY}, "holds no tokenizer"),
+    "shape": (json.dumps(DEMO), {"x": {**EMPTY, "shape": [10**99]}}, "do not agree"),
+    "offset": (json.dumps(DEMO), {"x": {**EMPTY, "data_offsets": [0, 10**99]}}, "do not agree"),
 }
 
 
