@@ -97,6 +97,7 @@ def check(
     from specserve.report.findings import StderrNotices, show_findings
     from specserve.serve.detached.processes import running_records
     from specserve.vllm.fact import minor
+    from specserve.vllm.versions import table
 
     is_path, source = vllm is not None and not vllm[:1].isdigit(), None
     if vllm is not None and is_path:
@@ -104,21 +105,22 @@ def check(
 
         source = vllm_in(Path(vllm))  # raises for a folder without a vLLM
         vllm = source.version
-    notices, shown = StderrNotices(), list[Report]()
+    notices, shown, judged = StderrNotices(), list[Report](), table(vllm) if vllm else None
     wanted = CheckOptions(
         offline=offline,
         locked=locked,
         machine=machine_of(assume) if assume else None,
         asks=not no_ask,
         source=source,
-        version=_known_version(vllm) if vllm else None,
+        version=judged.minor if judged else None,
         servers={record.port: record.name for record in running_records()},
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
-    if vllm and wanted.version and (asked := minor(vllm)) != minor(wanted.version):
+    if vllm and judged and not judged.exact:
+        say(f"specserve does not know vLLM {escaped(vllm)}, so it is judged as {judged.minor}")
         # of a version without a table it is known by its range what fails in it
-        settings = [*settings, f'vllm="=={asked[0]}.{asked[1]}.*"']
+        settings = [*settings, 'vllm="=={}.{}.*"'.format(*minor(vllm))]
     read = ((file, *examine_partial(file, settings=settings)) for file in files)
 
     def before(report: Report) -> None:
@@ -133,8 +135,7 @@ def check(
     _print(report, format, is_verbose=verbose, shown=shown[0] if shown else None)
     verdicts = [verdict for verdict in report.verdicts if isinstance(verdict, Checked)]
     if unread := [verdict.undone.path for verdict in verdicts if verdict.undone]:
-        what = escaped(unread[0])
-        say(f"exit code 2: `{what}` was not checked, and nothing is published about it")
+        say(f"exit code 2: `{escaped(unread[0])}` was not checked, and nothing is published of it")
         raise typer.Exit(2)
     # with --assume, this host is none of the profile's business
     skips = any(assume is None or item.group != "host" for item in report.skipped)
@@ -145,15 +146,6 @@ def _is_bad(report: Report, *, strict: bool) -> int:
     """The exit code by the findings alone."""
     warnings = report.count(Severity.WARNING) if strict else 0
     return int(report.count(Severity.ERROR) + warnings > 0)
-
-
-def _known_version(version: str) -> str:
-    from specserve.vllm.versions import table
-
-    known = table(version)
-    if not known.exact:
-        say(f"specserve does not know vLLM {escaped(version)}, so it is judged as {known.minor}")
-    return known.minor
 
 
 def named_profiles(

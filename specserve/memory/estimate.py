@@ -62,7 +62,7 @@ class DraftCost:
         words = f"{self.tokens:,} tokens instead of {self.tokens_without:,}"
         if self.requests_without:
             both = (self.requests, self.requests_without)
-            now, before = (f"{n:,.0f}" if n >= 10 else f"{n:.1f}" for n in both)
+            now, before = (f"{int(n):,}" if n >= 10 else f"{n:.1f}" for n in both)
             words += f", {now} requests at once instead of {before}"
         return f"{100 * self.share:.0f} % of the KV cache: {words}"
 
