@@ -15,6 +15,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,18 +183,18 @@ def known_wheels() -> Iterator[Path]:
     """The wheel of every known minor; what is missing is downloaded."""
     for version in known_versions():
         if not list(WHEELS.glob(f"vllm-{version}.*.whl")):
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "-d",
-                str(WHEELS),
-                f"vllm=={version}.*",
-            ]
-            subprocess.run(command, check=True)
+            words = ["pip", "download", "--no-deps", "-d", str(WHEELS), f"vllm=={version}.*"]
+            subprocess.run([sys.executable, "-m", *words], check=True)
         yield sorted(WHEELS.glob(f"vllm-{version}.*.whl"))[-1]
+
+
+def unpacked(source: Path, place: str) -> Path:
+    """The folder of a source; a wheel is unpacked into a place, without what was compiled."""
+    if source.suffix != ".whl" or not zipfile.is_zipfile(source):
+        return source
+    with zipfile.ZipFile(source) as wheel:
+        wheel.extractall(place, [name for name in wheel.namelist() if not name.endswith(".so")])
+    return Path(place)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -207,16 +209,16 @@ def main(arguments: Sequence[str]) -> int:
     given, is_clean = parser.parse_args(arguments), True
     for source in given.sources or known_wheels():
         try:
-            judge = vllm_in(source)
-            assert judge.source is not None
-            said = ask(judge.source)
+            with tempfile.TemporaryDirectory() as place:
+                folder = unpacked(source, place)
+                version, said = vllm_in(folder).version, ask(folder)
+                found = list(to_judge(folder / "vllm", version, said["arguments"]))
         except (SpecserveError, OSError) as error:
             print(f"error: {source}: {error}", file=sys.stderr)
             return 2
-        print(f"vLLM {judge.version}: {len(said['arguments']['engine'])} engine arguments")
-        found = list(to_judge(judge.source / "vllm", judge.version, said["arguments"]))
+        print(f"vLLM {version}: {len(said['arguments']['engine'])} engine arguments")
         for name in SECTIONS:
-            file, text = tables.FOLDER / f"{name}.json", join(name, judge.version, said[name])
+            file, text = tables.FOLDER / f"{name}.json", join(name, version, said[name])
             if not given.check:
                 file.write_text(text, encoding="utf-8")
             elif text != file.read_text(encoding="utf-8"):

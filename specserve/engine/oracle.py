@@ -87,8 +87,8 @@ def serve_parser() -> Any:
 
 
 def _make_arg_parser() -> Any:
-    """vLLM's function of this name: in `launchers` now, in `openai` in 0.26."""
-    for module in ("launchers", "openai"):
+    """vLLM's function of this name: in `common` since 0.33, in `launchers` since 0.29."""
+    for module in ("common", "launchers", "openai"):
         with contextlib.suppress(ImportError, AttributeError):
             found = importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
             return found.make_arg_parser
