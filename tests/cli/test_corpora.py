@@ -32,7 +32,11 @@ def load(name: str) -> list[dict[str, Any]]:
 
 
 RECIPES, FAILURES = load("recipes.yaml"), load("failures.yaml")
-UNSEEN = yaml.safe_load((DATA / "unseen_failures.yaml").read_text(encoding="utf-8"))["failures"]
+UNSEEN = [
+    failure
+    for name in ("unseen_failures.yaml", "fresh_failures.yaml")
+    for failure in yaml.safe_load((DATA / name).read_text(encoding="utf-8"))["failures"]
+]
 REFUSED = [recipe for recipe in RECIPES if "refused" in recipe]
 READ = [recipe for recipe in RECIPES if "refused" not in recipe]
 
