@@ -128,18 +128,19 @@ def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, 
     if len(used) < _MIN_PARTS or sum(part.drafts for part in used) < MIN_DRAFTS:
         return None, None
 
-    def interval(pairs: Iterable[tuple[int, int]], most: float) -> Estimate | None:
+    def interval(pairs: Iterable[tuple[int, int]], least: float, most: float) -> Estimate | None:
         samples = [RateSample("all", str(at), *pair) for at, pair in enumerate(pairs)]
         if (found := rate(samples)) is None:
             return None
         estimate = found.estimate
-        return replace(estimate, low=min(estimate.low, most), high=min(estimate.high, most))
+        low, high = (min(max(end, least), most) for end in (estimate.low, estimate.high))
+        return replace(estimate, low=low, high=high)
 
     longest = max(len(part.accepted_per_position) for part in used)
     length = interval(
-        ((each.drafts + each.accepted_tokens, each.drafts) for each in used), 1 + longest
+        ((each.drafts + each.accepted_tokens, each.drafts) for each in used), 1, 1 + longest
     )
-    return length, interval(((each.accepted_tokens, each.draft_tokens) for each in used), 1.0)
+    return length, interval(((each.accepted_tokens, each.draft_tokens) for each in used), 0, 1)
 
 
 def p99_ms(observed: Histogram) -> Estimate | None:

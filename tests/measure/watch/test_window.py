@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specserve.measure.watch.verdict import (
@@ -103,6 +103,7 @@ class TestInterval:
             max_size=15,
         )
     )
+    @example([(40, [0.0] * 4), (50, [0.0] * 4), (50, [0.0] * 4), (60, [0.0, 0.0, 0.0, 1.0])])
     def test_holds_its_figure_and_stays_possible(self, parts: list[tuple[int, list[float]]]) -> None:
         counted = [gain(n, tuple(sorted(shares, reverse=True))) for n, shares in parts]
         length, rate = acceptance_intervals([one.acceptance for one in counted])
