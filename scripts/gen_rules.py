@@ -1,4 +1,4 @@
-"""Writes docs/rules.md from the rules' docstrings; with --check, says whether it is up to date."""
+"""Writes docs/rules.md from specserve/checks/pages.md; with --check, says whether it is up to date."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def document(pages: Iterable[Page]) -> str:
         "specserve's own, which vLLM does not refuse: for a raw command (`specserve lint -- vllm serve …`) it is a",
         "warning. One finding is silenced by a comment on one of its lines: `# specserve: ignore[SD104] reason`.",
         "",
-        "<!-- Written by scripts/gen_rules.py from the rules' docstrings: change those, then run it. -->",
+        "<!-- Written by scripts/gen_rules.py from specserve/checks/pages.md: change that, then run it. -->",
     ]
     for prefix, title in _GROUPS.items():
         of_group = [page for page in pages if page.code.startswith(prefix)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.checks.rules import all_rules
+from specserve.checks.pages import texts
 from specserve.serve.causes import table
 from specserve.vllm.fact import minor
 
@@ -50,10 +50,10 @@ def _quote(by: str, match: re.Match[str], text: str) -> Quote:
 
 def quotes() -> Iterator[Quote]:
     """Every quote of vLLM in the manual pages of rules and in the tables of causes."""
-    for rule in all_rules():
-        for line in rule.doc.splitlines():
+    for code, page in texts().items():
+        for line in page.splitlines():
             if match := _LINE.fullmatch(line.removeprefix("Source: ")):
-                yield _quote(rule.code, match, match["text"])
+                yield _quote(code, match, match["text"])
     for row in table():
         for who, text in row.says:
             if match := PLACE.fullmatch(who):

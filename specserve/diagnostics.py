@@ -27,12 +27,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a finding can be if no rule of the catalogue stands for it; `doc` is its manual page."""
+    """What a finding can be if no rule of the catalogue stands for it."""
 
     code: str
     name: str
     severity: Severity
-    doc: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,7 @@ if TYPE_CHECKING:
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
 
-UNREADABLE = Code(
-    "SD290",
-    "unreadable-model",
-    Severity.ERROR,
-    """A model of the profile does not exist, is not accessible, or is broken.
-
-    vLLM ends with `Invalid repository ID or local directory specified`, a 401, or a parser's error.
-    With `--assume`, an absolute path that is not here is skipped: it may be on the other machine.
-    Instead: what the help says, such as the name that was meant, or `HF_TOKEN` for a gated model.
-    Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
-    """,
-)
+UNREADABLE = Code("SD290", "unreadable-model", Severity.ERROR)
 Read = Callable[[str, str | None], "ModelFacts"]
 """The facts of a model at a revision. Raises FactError."""
 

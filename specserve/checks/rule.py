@@ -1,11 +1,10 @@
-"""What a rule is: a function that yields a profile's violations; its docstring is its page."""
+"""What a rule is: a function that yields a profile's violations; its page is in pages.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specserve.checks.config import Config, head_config
@@ -277,11 +276,6 @@ class Rule(NamedTuple):
     def name(self) -> str:
         """The bad thing, so that it reads after the word allow: the name of the function."""
         return self.check.__name__.replace("_", "-")
-
-    @property
-    def doc(self) -> str:
-        """The manual page: what it is, why that is bad, what to do instead, and the source."""
-        return cleandoc(self.check.__doc__ or "")
 
 
 def rule(

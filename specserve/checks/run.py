@@ -20,18 +20,7 @@ if TYPE_CHECKING:
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 
-UNUSED_IGNORE = Code(
-    "SD100",
-    "unused-ignore",
-    Severity.WARNING,
-    """A `# specserve: ignore[…]` comment that hides nothing.
-
-    What it hid is gone, or its code is misspelt; if it stays, it may later hide a new finding.
-    Comments for rules that did not run, such as those about models in `lint`, are not reported.
-    Instead: remove the comment.
-    Source: specserve, checks/run.py
-    """,
-)
+UNUSED_IGNORE = Code("SD100", "unused-ignore", Severity.WARNING)
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 _BY_VLLM, _REFUSED = "SD5", "SD501"
 """What vLLM says, and its refusal, which stands beside whatever else is found there."""

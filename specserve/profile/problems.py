@@ -4,99 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from inspect import cleandoc
 
 from specserve.diagnostics import Code, Finding, Related, Severity, Span
 
-
-def _page(code: str, name: str, doc: str) -> Code:
-    return Code(code, name, Severity.ERROR, cleandoc(doc))
-
-
-CODES: tuple[Code, ...] = (
-    _page(
-        "SD002",
-        "unreadable-file",
-        """
-        A file that cannot be opened, that is not YAML in UTF-8, or that is no profile.
-
-        A parser's guess about broken text may not be what the author meant, and a list, a tag such as
-        `!!python/object`, or aliases of aliases that fill the memory have no meaning in a profile.
-        Instead: what the help says; a profile is one mapping, of at most 1 MB, 50 levels and 20,000 values.
-        Source: specserve, profile/source.py
-        """,
-    ),
-    _page(
-        "SD004",
-        "duplicate-key",
-        """
-        A key or an option that occurs twice.
-
-        YAML parsers and vLLM keep one of the two values, usually the last, without a warning.
-        Instead: leave one of them out.
-        Source: specserve, profile/source.py
-        """,
-    ),
-    _page(
-        "SD005",
-        "unknown-key",
-        """
-        A key that a profile does not have, or that belongs elsewhere.
-
-        A misspelt key sets nothing, and each argument has exactly one place in a profile. For a vLLM command
-        (`lint -- vllm serve …`), what vLLM takes and a profile does not is a warning.
-        Instead: the key that the help names.
-        Source: specserve, profile/schema.py and plan/arguments.py
-        """,
-    ),
-    _page(
-        "SD006",
-        "wrong-value",
-        """
-        A value of the wrong type, out of its range, or of no known kind.
-
-        vLLM would end with a usage error, or take it for something else. Methods of plug-ins and
-        `extract_hidden_states`, which vLLM takes, are a warning in a vLLM command.
-        Instead: a value that the help names; `specserve doctor --accelerators` lists the accelerators.
-        Source: specserve, profile/values.py; vllm/v1/spec_decode/dynamic/utils.py for schedules of K
-        """,
-    ),
-    _page(
-        "SD007",
-        "missing-key",
-        """
-        A required key is missing.
-
-        A profile needs a target, a block of speculation its method, and most methods a model and a number of
-        tokens. A head's config.json may have that number (`n_predict`): `lint`, which cannot see it, warns.
-        Instead: write the key that the message names.
-        Source: specserve, profile/validate.py
-        Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
-        """,
-    ),
-    _page(
-        "SD009",
-        "bad-extends",
-        """
-        The parent that `extends` names cannot be used.
-
-        It does not exist, is no profile, refers to itself, or lies outside of the repository: without it, the
-        launch is not known, and nothing else can be judged.
-        Instead: the path of a profile, from this file.
-        Source: specserve, profile/load.py
-        """,
-    ),
-    _page(
-        "SD011",
-        "ambiguous-scalar",
-        """
-        A plain value that YAML reads differently than a person does.
-
-        YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.
-        Instead: write `8`, or put a text in quotes.
-        Source: specserve, profile/values.py
-        """,
-    ),
+CODES: tuple[Code, ...] = tuple(
+    Code(code, name, Severity.ERROR)
+    for code, name in (
+        ("SD002", "unreadable-file"),
+        ("SD004", "duplicate-key"),
+        ("SD005", "unknown-key"),
+        ("SD006", "wrong-value"),
+        ("SD007", "missing-key"),
+        ("SD009", "bad-extends"),
+        ("SD011", "ambiguous-scalar"),
+    )
 )
 
 

@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from inspect import cleandoc
 
 from specserve.checks.collect import UNREADABLE
+from specserve.checks.pages import texts
 from specserve.checks.rule import Need
 from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE
@@ -35,7 +35,7 @@ class Page:
     @property
     def summary(self) -> str:
         """The first sentence: the finding's message, in general."""
-        return " ".join(cleandoc(self.doc).split("\n\n", maxsplit=1)[0].split())
+        return self.doc.partition("\n")[0]
 
     @property
     def anchor(self) -> str:
@@ -56,12 +56,12 @@ class Page:
 def pages() -> dict[str, Page]:
     """Returns every page by its code, in the order of the codes."""
     found = [
-        Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy)
+        Page(rule.code, rule.name, rule.severity, rule.needs, texts()[rule.code], rule.policy)
         for rule in all_rules()
     ]
     for code in (*CODES, UNUSED_IGNORE, UNREADABLE):
         needs: Need = "models" if code is UNREADABLE else "nothing"
-        found.append(Page(code.code, code.name, code.severity, needs, code.doc))
+        found.append(Page(code.code, code.name, code.severity, needs, texts()[code.code]))
     return {page.code: page for page in sorted(found, key=lambda page: page.code)}
 
 
@@ -83,7 +83,7 @@ def manual(page: Page) -> str:
     silenced = f"silenced by `{silence}`" if page.can_be_silenced else "cannot be silenced"
     policy = ", a policy" if page.policy else ""
     about = f"*{page.severity}{policy}, needs {page.needs}, {silenced}*"
-    text = re.sub(r"\n(Instead|Source): ", r"\n\n**\1:** ", cleandoc(page.doc))
+    text = re.sub(r"\n(Instead|Source): ", r"\n\n**\1:** ", page.doc)
     text = re.sub(r"(?<=\S)\n(?=\S)", " ", text)  # a paragraph is one line
     return f"## {page.code} {page.name}\n\n{about}\n\n{text}\n"
 

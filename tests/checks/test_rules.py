@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,7 @@ def test_its_sound_counterpart_is_clean(example: dict[str, str], profile: Load, 
 
 @pytest.mark.parametrize("page", pages().values(), ids=lambda page: page.code)
 def test_a_manual_page_has_at_most_six_lines_what_why_instead_and_source(page: Page) -> None:
-    what, rest = cleandoc(page.doc).split("\n\n")
+    what, rest = page.doc.split("\n\n")
     assert what.endswith(".") and "\n" not in what and (what[0].isupper() or what.startswith("vLLM"))
     lines = rest.splitlines()
     assert len(lines) <= 5

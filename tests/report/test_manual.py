@@ -20,12 +20,11 @@ PAGE = Page(
     "nothing",
     """The draft's parallelism is not the target's.
 
-    A paragraph that is long enough to be wrapped, for it goes on and on
-    until the line of eighty columns ends.
-    Instead: leave it out.
-    Source: vllm/config.py, `a literal`
-    Source: vllm/envs.py, `another`
-    """,
+A paragraph that is long enough to be wrapped, for it goes on and on
+until the line of eighty columns ends.
+Instead: leave it out.
+Source: vllm/config.py, `a literal`
+Source: vllm/envs.py, `another`""",
 )
 
 

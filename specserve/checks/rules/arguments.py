@@ -96,35 +96,19 @@ def schedule_problem(rows: tuple[tuple[int, int, int], ...]) -> tuple[str, int] 
 
 @rule("SD102", ERROR)
 def unknown_argument(ctx: Context) -> Violations:
-    """The profile allows a vLLM version that does not have this argument.
-
-    vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
-    Instead: use the name that the help gives, or narrow the profile's `vllm` range.
-    Source: vllm/engine/arg_utils.py, `class EngineArgs`
-    """
+    """The profile allows a vLLM version that does not have this argument."""
     return _problems(ctx, "unknown", "spelling")
 
 
 @rule("SD105", ERROR)
 def wrong_argument_value(ctx: Context) -> Violations:
-    """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
-
-    vLLM ends with a usage error. A parser, quantization, load format or attention backend that vLLM
-    does not have is only a warning: a plug-in may bring it.
-    Instead: write a value that the help names.
-    Source: vllm/engine/arg_utils.py, `class EngineArgs`
-    """
+    """A value that vLLM refuses: of another type, out of bounds, or none of its choices."""
     return _problems(ctx, "value", "plug-in")
 
 
 @rule("SD142", WARNING)
 def deprecated_argument(ctx: Context) -> Violations:
-    """An argument whose removal vLLM has announced.
-
-    The next version may refuse to start with it, and some of these arguments already do nothing.
-    Instead: leave it out, or write what vLLM names in its place.
-    Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
-    """
+    """An argument whose removal vLLM has announced."""
     for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):
         for name in values:
             known = {

@@ -37,13 +37,7 @@ def effective_context(ctx: Context) -> int | None:
 
 @rule("SD226", ERROR, needs="models")
 def too_long_context(ctx: Context) -> Violations:
-    """The profile asks for more context than the model has.
-
-    vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it go on, positions beyond the
-    model's own limit give nonsense, or end the engine.
-    Instead: write the model's context, or less.
-    Source: vllm/config/model.py, `is greater `
-    """
+    """The profile asks for more context than the model has."""
     length, wanted = ctx.length(ctx.target_config), requested_context(ctx)
     is_waived = ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
     if length and wanted and wanted > length.most and not is_waived:
@@ -58,14 +52,7 @@ def too_long_context(ctx: Context) -> Violations:
 
 @variant_rule("SD227", ERROR, needs="models", in_lint=True, policy=True)
 def shorter_draft(variant: Variant) -> Violations:
-    """The draft model's context is shorter than the target's.
-
-    The V2 runner of vLLM 0.33 lowers the server's context to the draft's, with one line in the log.
-    The V1 runner drafts nothing for a whole batch while one of its requests is longer than that.
-    Instead: a shorter `max_model_len`, or a draft with a longer context.
-    Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
-    Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
-    """
+    """The draft model's context is shorter than the target's."""
     ctx, said = variant.ctx, variant.get("max_model_len")
     lowered = ctx.versions_with(SHORTENS_TARGET)
     if said is not None:  # accepted for a runner that only drafts less
@@ -100,13 +87,7 @@ def shorter_draft(variant: Variant) -> Violations:
 
 @variant_rule("SD229", INFO, needs="models")
 def short_trained_head(variant: Variant) -> Violations:
-    """The head was trained on shorter sequences than the server accepts.
-
-    Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of
-    V2 a longer request ends the engine for a `dflash` or `dspark` head (vllm-project/vllm#57964).
-    Instead: a shorter `max_model_len`, and a look at the acceptance rate by context length.
-    Source: vllm/config/speculative.py, `Overriding draft model max_position_embeddings`
-    """
+    """The head was trained on shorter sequences than the server accepts."""
     limit, config = effective_context(variant.ctx), variant.config
     length = variant.ctx.length(config)
     is_head = variant.method in HEADS and variant.model is not None

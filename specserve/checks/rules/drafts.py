@@ -21,14 +21,7 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 @variant_rule("SD237", ERROR, needs="models", in_lint=True)
 def head_of_another_target(variant: Variant) -> Violations:
-    """The head was trained for another model, or for another method.
-
-    A head follows the hidden states of one model: with another, loading or the first request fails,
-    or nearly every draft is rejected. Another fine-tune of its base is a warning, a release an
-    info.
-    Instead: a head of this target (`specserve drafts`).
-    Source: vllm/transformers_utils/config.py, `speculators_config["verifier"]["name_or_path"]`
-    """
+    """The head was trained for another model, or for another method."""
     from specserve.models.drafts import heads_named
 
     kinds = {row.method for row in heads_named(variant.model or "")}
@@ -136,13 +129,7 @@ def _numbers(value: Any) -> list[int]:
 
 @variant_rule("SD241", ERROR, needs="models")
 def missing_mask_token(variant: Variant) -> Violations:
-    """Parallel drafting is asked for, but the model has no mask token.
-
-    A draft that was trained for it reads the token at every position that it drafts; vLLM looks for
-    its id in the draft's config.json while it loads, and fails without one.
-    Instead: a draft that was trained for it (PARD, P-EAGLE, DFlash), or no `parallel_drafting`.
-    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model `
-    """
+    """Parallel drafting is asked for, but the model has no mask token."""
     config = variant.config if variant.model else None
     is_parallel = variant.get("parallel_drafting") is True or variant.method == "dflash"
     if config is None or not is_parallel:
@@ -157,13 +144,7 @@ def missing_mask_token(variant: Variant) -> Violations:
 
 @variant_rule("SD245", WARNING, needs="models")
 def oversized_draft(variant: Variant) -> Violations:
-    """The draft is not much smaller than its target.
-
-    A decode step costs about as much as reading the weights once: four tokens of a draft with a
-    quarter of the bytes take as long as a step of the target.
-    Instead: a draft with 2 to 15 % of the target's bytes; `specserve bench` measures any other.
-    Source: specserve, the bytes of both checkpoints
-    """
+    """The draft is not much smaller than its target."""
     limit, own = _weight_bytes(variant.ctx.target), _weight_bytes(variant.draft)
     if variant.method == "draft_model" and limit and own and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"

@@ -13,14 +13,7 @@ _LESS = 0.95
 
 @rule("SD306", ERROR)
 def too_few_accelerators(ctx: Context) -> Violations:
-    """The model is split over more accelerators than there are.
-
-    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count`
-    is per node. With Ray, vLLM may use other machines: `lint` is silent then, `check` knows of no
-    other.
-    Instead: fewer ranks, or a machine with more accelerators.
-    Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
-    """
+    """The model is split over more accelerators than there are."""
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)
     if machine is not None:
         nodes, there, is_cpu = machine.nodes, machine.count * machine.nodes, machine.is_cpu
@@ -62,13 +55,7 @@ def _says_all(profile: Profile) -> bool:
 
 @rule("SD309", ERROR, needs="hardware")
 def missing_hardware(ctx: Context) -> Violations:
-    """This machine has less than the profile's `hardware` asks for.
-
-    Memory was judged, and `expect` measured, on those accelerators: here the server may fail to
-    start, or be slower.
-    Instead: run it there, or name the accelerators of this machine.
-    Source: specserve, checks/rules/hardware.py
-    """
+    """This machine has less than the profile's `hardware` asks for."""
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
         return

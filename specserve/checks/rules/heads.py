@@ -68,14 +68,7 @@ def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
 
 @variant_rule("SD101", ERROR, needs="models", in_lint=True)
 def retyped_draft(variant: Variant) -> Violations:
-    """vLLM changes the method because of the draft's name, or of what the draft is.
-
-    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the path, and runs a model with
-    prediction layers as `mtp`, with these layers only. Loading fails, or every draft is rejected.
-    Instead: the method that the help names, or a draft under a path without these words.
-    Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
-    Source: vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
-    """
+    """vLLM changes the method because of the draft's name, or of what the draft is."""
     model = variant.model or (variant.ctx.profile.target.model if variant.method == "mtp" else None)
     if change := retyped(variant.method, model) if model else None:
         method, word = change
@@ -121,12 +114,7 @@ def _own_method(config: Config) -> str | None:
 
 @variant_rule("SD230", ERROR, needs="models")
 def plain_mtp_target(variant: Variant) -> Violations:
-    """The method is `mtp`, but the model has no multi-token prediction layers.
-
-    vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
-    Instead: `draft_model`, a trained head, `ngram` or `suffix`.
-    Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
-    """
+    """The method is `mtp`, but the model has no multi-token prediction layers."""
     config = _mtp_config(variant)
     if config is None:
         return
@@ -142,13 +130,7 @@ def plain_mtp_target(variant: Variant) -> Violations:
 
 @variant_rule("SD231", ERROR, needs="models")
 def missing_mtp_weights(variant: Variant) -> Violations:
-    """The checkpoint has lost its multi-token prediction layers.
-
-    Fine-tuning, merging and quantizing often drop them and leave config.json as it was. vLLM fails
-    after the target is loaded, or serves layers that were never filled, and no draft is accepted.
-    Instead: a checkpoint that has them, or another method.
-    Source: vllm/model_executor/model_loader/default_loader.py, `weights were not initialized from `
-    """
+    """The checkpoint has lost its multi-token prediction layers."""
     config, facts = own_layers(variant) or ({}, None)
     depth, own = layers(config), prediction_layers(config)
     tensors = (facts.tensors if facts and model_type(config) in _NAMED else None) or ()
@@ -167,13 +149,7 @@ def is_further(name: str, depth: int) -> bool:
 
 @variant_rule("SD235", ERROR, needs="models")
 def unknown_head(variant: Variant) -> Violations:
-    """vLLM has no class for this head.
-
-    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class in the head's config.json, and has
-    such classes for some model families only: there is no `EagleQwen2ForCausalLM`, for example.
-    Instead: a head that was published for vLLM, or another method.
-    Source: vllm/transformers_utils/configs/eagle.py, `if not arch.startswith("Eagle") else arch`
-    """
+    """vLLM has no class for this head."""
     if variant.draft is None:
         return
     kind, is_head = variant.draft.config.get("speculators_model_type"), variant.method in HEADS
@@ -214,13 +190,7 @@ def _other_method(name: str) -> str:
 
 @variant_rule("SD242", WARNING, needs="models")
 def block_overrun(variant: Variant) -> Violations:
-    """More tokens are drafted per step than the head was trained to draft.
-
-    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond
-    it: they are rejected, and their verification takes time (vllm-project/vllm#41834).
-    Instead: the length of the head's block.
-    Source: vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query`
-    """
+    """More tokens are drafted per step than the head was trained to draft."""
     config = variant.config or {}
     if not variant.model:  # of a target's own layers, only the stages of DeepSeek V4 draft blocks
         config = variant.ctx.target_config or {}

@@ -149,14 +149,7 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 
 @rule("SD301", ERROR, needs="hardware")
 def insufficient_memory(ctx: Context) -> Violations:
-    """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
-
-    vLLM loads all weights, and ends when no block is left, or too few for one request or for the
-    recurrent states of `max_num_seqs`. It is a warning beside what the estimate leaves out, such as
-    `cpu_offload_gb`.
-    Instead: a shorter `max_model_len`, fewer `max_num_seqs`, more ranks, or another precision.
-    Source: vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the`
-    """
+    """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator."""
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
         if memory.verdict == "does_not_fit":
@@ -188,13 +181,7 @@ def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
 
 @rule("SD302", WARNING, needs="hardware")
 def tight_memory(ctx: Context) -> Violations:
-    """The launch may not fit: within the bounds of the estimate, it may start or fail.
-
-    Activations, CUDA graphs and communication buffers cannot be known in advance. If the only doubt
-    is a model of unknown size, this is an info.
-    Instead: what the help says would make it fit, or a start that shows it.
-    Source: specserve, memory/estimate.py
-    """
+    """The launch may not fit: within the bounds of the estimate, it may start or fail."""
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
         if memory.verdict == "tight" and lacking_free_bytes(ctx, memory) is None:
@@ -213,14 +200,7 @@ def tight_memory(ctx: Context) -> Violations:
 
 @rule("SD312", ERROR, needs="hardware")
 def occupied_memory(ctx: Context) -> Violations:
-    """Less memory is free on this machine now than the launch needs.
-
-    vLLM refuses to start if less is free than the share that it takes, or than weights and a fixed
-    KV cache. Often the previous server still runs. Where the ranks of a CPU fill it only together,
-    it is a warning.
-    Instead: stop what holds the memory, or a smaller `gpu_memory_utilization`.
-    Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
-    """
+    """Less memory is free on this machine now than the launch needs."""
     machine = ctx.machine
     assert machine is not None
     for _, memory in estimates(ctx):

@@ -18,13 +18,7 @@ _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 @rule("SD171", WARNING)
 def misspelt_model(ctx: Context) -> Violations:
-    """A model is named as no publisher names it.
-
-    The name is near that of a well-known model: the Hub has no such repository, or a stranger's. A
-    name that was changed on the Hub, or one without its publisher, is an info.
-    Instead: the name that the help gives.
-    Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
-    """
+    """A model is named as no publisher names it."""
     read = {"target": ctx.target, **ctx.drafts}
     named = {section: model for model, _, section in models(ctx) if read.get(section) is None}
     if not named:
@@ -52,13 +46,7 @@ def _own_code(ctx: Context, config: Config) -> bool:
 
 @rule("SD220", ERROR, needs="models")
 def unknown_architecture(ctx: Context) -> Violations:
-    """Neither vLLM nor the transformers library has the model's class.
-
-    vLLM refuses a model that it cannot build; a note names the last version that could. Classes
-    from the repository's own code (`auto_map`) or from a plug-in are not judged.
-    Instead: a model that vLLM supports.
-    Source: vllm/model_executor/models/registry.py, `are not supported for now. `
-    """
+    """Neither vLLM nor the transformers library has the model's class."""
     heads = {variant.at("model") for variant in ctx.variants if variant.method != "draft_model"}
     for path, config in ctx.models() if "VLLM_PLUGINS" not in ctx.profile.env else ():
         names = architectures(config)
@@ -81,13 +69,7 @@ def unknown_architecture(ctx: Context) -> Violations:
 
 @rule("SD221", ERROR, needs="models", in_lint=True)
 def served_head(ctx: Context) -> Violations:
-    """The target is a draft head.
-
-    A head is not a model: it continues another model's hidden states. The Hub's pages of heads show
-    `vllm serve HEAD` anyway. `lint` knows heads by their names, and only warns.
-    Instead: the model that the head was trained for here, and the head under `speculation.model`.
-    Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
-    """
+    """The target is a draft head."""
     config = ctx.target_config
     help_ = "name here the model that it was trained for, and the head under `speculation.model`"
     if config is None:
@@ -131,13 +113,7 @@ def _named_like_a_head(ctx: Context, help_: str) -> Violations:
 
 @rule("SD224", ERROR, needs="models")
 def missing_hidden_states(ctx: Context) -> Violations:
-    """The head needs hidden states that vLLM cannot take from this target.
-
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes
-    provide. vLLM fails after it has loaded the whole target.
-    Instead: `ngram`, `suffix` or `draft_model`, which read no hidden states.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `does not support EAGLE3`
-    """
+    """The head needs hidden states that vLLM cannot take from this target."""
     config = ctx.target_config
     if config is None or _own_code(ctx, config):
         return
@@ -157,14 +133,7 @@ def missing_hidden_states(ctx: Context) -> Violations:
 
 @rule("SD250", ERROR, needs="models")
 def missing_weights(ctx: Context) -> Violations:
-    """The model's directory has no weights or no tokenizer, or not all of them.
-
-    Often a download was interrupted, or a script saved the weights only. vLLM reads the small files
-    first, and fails minutes later, when it comes to the missing one.
-    Instead: the whole model, copied or downloaded again; `tokenizer` may name another model's.
-    Source: vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights `
-    Source: vllm/tokenizers/registry.py, `tokenizer`
-    """
+    """The model's directory has no weights or no tokenizer, or not all of them."""
     is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
     is_usual = is_usual and not ctx.engine.get("model_loader_extra_config")
     drafts = {
@@ -197,12 +166,7 @@ def _lacking_weights(facts: ModelFacts) -> list[str]:
 
 @rule("SD253", ERROR, needs="models")
 def unadaptable_model(ctx: Context) -> Violations:
-    """LoRA adapters are enabled for a model that does not support them.
-
-    vLLM says `does not support LoRA yet` after the model is loaded.
-    Instead: serve the weights with the adapter merged into them.
-    Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
-    """
+    """LoRA adapters are enabled for a model that does not support them."""
     config = ctx.target_config
     if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
         return

@@ -34,14 +34,7 @@ _PLACES = {
 
 @rule("SD222", ERROR, needs="models")
 def indivisible_size(ctx: Context) -> Violations:
-    """A size of the model cannot be divided over the ranks.
-
-    vLLM pads the vocabulary and repeats KV heads; all else must divide over the tensor-parallel
-    ranks, experts over the data-parallel ones too, and no part may cut a quantized block. This
-    holds for the draft as well.
-    Instead: a size that the help names.
-    Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
-    """
+    """A size of the model cannot be divided over the ranks."""
     target = ctx.profile.target
     ranks = Ranks(
         target.tensor_parallel_size,
@@ -101,13 +94,7 @@ def _sizes(ctx: Context, configs: list[Config], ranks: Ranks) -> list[str]:
 
 @variant_rule("SD140", WARNING)
 def failing_combination(variant: Variant) -> Violations:
-    """vLLM starts with this combination, and then fails, hangs or does something else.
-
-    One table has such combinations with parallelism, loaders, caches and runners, by vLLM version
-    from 0.19 on, each with its thread or the line of vLLM that shows it (vllm/features.json).
-    Instead: what the help of the row says.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `but it is unavailable on`
-    """
+    """vLLM starts with this combination, and then fails, hangs or does something else."""
     ctx, newest = variant.ctx, known_versions()[-1]
     value, judged, past = _values(variant), _minors(ctx), list[Violation]()
     is_found = False

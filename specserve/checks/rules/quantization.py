@@ -22,14 +22,7 @@ _LEAST_CAPABILITY = {
 
 @variant_rule("SD234", ERROR, needs="models")
 def unquantized_mtp(variant: Variant) -> Violations:
-    """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
-
-    vLLM builds every layer quantized that the checkpoint's own list does not exclude by the name
-    that vLLM gives it: the start fails after the target is loaded, or no draft is accepted
-    (vllm-project/vllm#53387, #52649, #43304).
-    Instead: a checkpoint that lists these layers there, or one that quantized them.
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/utils.py, `should_ignore`
-    """
+    """The multi-token prediction layers are not quantized, and the checkpoint does not say so."""
     config, facts = own_layers(variant) or ({}, None)
     related, help_ = {"target.model": "the checkpoint"}, "use a checkpoint that lists them there"
     if facts is not None and (found := _plain_layer(facts, config)):
@@ -95,13 +88,7 @@ def _could_name(entry: str, module: str) -> bool:
 
 @rule("SD311", ERROR, needs="hardware")
 def unsupported_quantization(ctx: Context) -> Violations:
-    """The GPU has no kernels for the quantization, or no bfloat16.
-
-    Each method of quantization requires a compute capability, and bfloat16 requires 8.0.
-    Instead: another checkpoint or GPU; `dtype: float16` for bfloat16.
-    Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
-    Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
-    """
+    """The GPU has no kernels for the quantization, or no bfloat16."""
     assert ctx.machine is not None
     kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
     major, minor = kind.compute_capability or (10, 0)

@@ -32,13 +32,7 @@ _SHOWN = 4
 
 @rule("SD111", WARNING)
 def remote_code(ctx: Context) -> Violations:
-    """The profile makes the server run code that is not vLLM's own.
-
-    Classes, processors, plug-ins and connectors run with the server's rights; `trust_remote_code`
-    does so with the repository's code of the day, which whoever can push to it may change.
-    Instead: read that code and pin it (`revision`, or `specserve lock`); a comment records it.
-    Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
-    """
+    """The profile makes the server run code that is not vLLM's own."""
     profile, engine = ctx.profile, ctx.engine
     found = {
         path: f"`{path}` makes the server run custom code: {_words(value)}"
@@ -109,14 +103,7 @@ def _unpinned_code(ctx: Context) -> Violations:
 
 @rule("SD113", INFO)
 def unpinned_revision(ctx: Context) -> Violations:
-    """A model of the Hub, or its prediction layers, are taken as they are on the day of the start.
-
-    After a restart the server may serve something else than what was measured. vLLM loads `mtp`
-    layers of the target at the revision of the block: where only the target is pinned, this is a
-    warning.
-    Instead: write the commit as `revision`, or run `specserve lock`, which records all commits.
-    Source: vllm/config/speculative.py, `revision=self.revision,`
-    """
+    """A model of the Hub is taken as it is on the day of the start."""
     if locked(ctx):
         return
     for variant in ctx.variants:
@@ -170,14 +157,7 @@ def locked(ctx: Context) -> bool:
 
 @rule("SD270", ERROR)  # also if no model can be read
 def stale_lock(ctx: Context) -> Violations:
-    """The lock beside the profile cannot be read, or is not of what would be served.
-
-    A start takes the revisions of the lock: without a readable one it stops. A model that is not in
-    it, or whose files have changed, is a warning; a branch of the Hub that has moved since is an
-    info.
-    Instead: run `specserve lock` again, after a look at what has changed.
-    Source: specserve, models/lock.py
-    """
+    """The lock beside the profile cannot be read, or is not of what would be served."""
     for drift in ctx.drift:
         detail, help_, severity = drift.detail, "`specserve lock` records it", WARNING
         if drift.kind == "unreadable":

@@ -46,12 +46,7 @@ _MOVED = {
 
 @rule("SD106", WARNING)
 def unknown_variable(ctx: Context) -> Violations:
-    """A `VLLM_…` variable that vLLM does not know.
-
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`.
-    Instead: the name that the help gives.
-    Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
-    """
+    """A `VLLM_…` variable that vLLM does not know."""
     names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
     known = (
         {name for version in ctx.target_versions for name in table(version).env} if names else set()
@@ -74,13 +69,7 @@ def unknown_variable(ctx: Context) -> Violations:
 
 @rule("SD107", ERROR, policy=True)
 def secret_in_profile(ctx: Context) -> Violations:
-    """A value that looks like a key, a token or a password.
-
-    Profiles are committed, printed and rendered: a secret in a profile is a leaked secret. It is
-    known by its shape, or by the name of its variable or key at any depth.
-    Instead: export it where the server starts; `server.api_key_env` names the server's own key.
-    Source: specserve, profile/secrets.py
-    """
+    """A value that looks like a key, a token or a password."""
     target = ctx.profile.target
     sections: dict[str, Any] = {
         "env": ctx.profile.env,
@@ -110,14 +99,7 @@ def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, st
 
 @rule("SD108", ERROR, policy=True)
 def open_bind(ctx: Context) -> Violations:
-    """The server listens on the network without a key, or with more open than the key guards.
-
-    vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an
-    info) stay open, and in developer mode (a warning) endpoints that reset and inspect the engine.
-    Instead: 127.0.0.1 behind a proxy, a Unix socket, or a certificate of each client.
-    Source: vllm/entrypoints/serve/middleware/authenticate.py, `GUARDED_PREFIX`
-    Source: vllm/entrypoints/launchers/api_server/routers.py, `envs.VLLM_SERVER_DEV_MODE`
-    """
+    """The server listens on the network without a key, or with more open than the key guards."""
     server = ctx.profile.server
     if not is_open(ctx.profile):
         return
@@ -145,13 +127,7 @@ def open_bind(ctx: Context) -> Violations:
 
 @rule("SD146", WARNING)
 def hidden_acceptance(ctx: Context) -> Violations:
-    """Speculation runs without the counters that show whether it helps.
-
-    With `disable_log_stats`, vLLM publishes no speculation counters: acceptance can fall to nothing
-    unseen.
-    Instead: leave `disable_log_stats` out.
-    Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
-    """
+    """Speculation runs without the counters that show whether it helps."""
     if ctx.engine.get("disable_log_stats") is True and ctx.variants:
         text = "the server will not report how many draft tokens are accepted"
         help_ = "leave `disable_log_stats` out"
@@ -160,13 +136,7 @@ def hidden_acceptance(ctx: Context) -> Violations:
 
 @rule("SD148", ERROR, needs="models", in_lint=True)
 def default_min_p(ctx: Context) -> Violations:
-    """Every request gets a `min_p`, which vLLM refuses while it speculates.
-
-    The server starts, but answers 400 to every request that does not set `min_p: 0`. The value
-    stands in the profile, or in the model's own generation_config.json.
-    Instead: `override_generation_config: {min_p: 0.0}`, and `top_p` for the same purpose.
-    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
-    """
+    """Every request gets a `min_p`, which vLLM refuses while it speculates."""
     own = section(ctx.engine, "override_generation_config")
     path, value, label = "engine.override_generation_config.min_p", own.get("min_p"), ""
     if "min_p" not in own and ctx.engine.get("generation_config", "auto") == "auto" and ctx.target:

@@ -25,13 +25,7 @@ QUEUE_BYTES = 10 * 24 * 2**20
 
 @rule("SD402", INFO)
 def unknown_vllm(ctx: Context) -> Violations:
-    """The profile's `vllm` range contains no version that this specserve knows.
-
-    The profile is judged by the newest version that specserve knows, so what differs in its own is
-    missed. If such a vLLM is installed, specserve asks it for its arguments.
-    Instead: a range with a version that the help names.
-    Source: specserve, vllm/arguments.json
-    """
+    """The profile's `vllm` range contains no version that this specserve knows."""
     if not ctx.versions:
         yield Violation(
             "vllm",
@@ -43,13 +37,7 @@ def unknown_vllm(ctx: Context) -> Violations:
 
 @rule("SD403", WARNING, needs="host")
 def taken_port(ctx: Context) -> Violations:
-    """Another process listens on the port.
-
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. `up`
-    looks again.
-    Instead: stop the process, or write another port; `port: 0` takes a free one.
-    Source: vllm/entrypoints/launchers/launcher.py, `sock.bind(addr)`
-    """
+    """Another process listens on the port."""
     assert ctx.plan is not None and ctx.host is not None
     if holder := ctx.host.taken_ports.get(ctx.plan.port):
         help_ = "stop it, or write another port; `port: 0` takes a free one"
@@ -58,13 +46,7 @@ def taken_port(ctx: Context) -> Violations:
 
 @rule("SD404", WARNING, needs="host")
 def small_shared_memory(ctx: Context) -> Violations:
-    """The shared memory of `/dev/shm` is too small for several ranks.
-
-    Ranks exchange messages and NCCL data through it, and a container has 64 MiB. Below 240 MiB, an
-    error, vLLM refuses its message queue; below 1 GiB, NCCL may hang or die with a bus error.
-    Instead: `docker run --shm-size 8g`, or `--ipc host`.
-    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory`
-    """
+    """The shared memory of `/dev/shm` is too small for several ranks."""
     assert ctx.host is not None and ctx.plan is not None
     target, size = ctx.profile.target, ctx.host.shm_bytes
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
@@ -84,13 +66,7 @@ def small_shared_memory(ctx: Context) -> Violations:
 
 @rule("SD405", ERROR, needs="host")
 def full_disk(ctx: Context) -> Violations:
-    """The weights to download do not fit on the disk of the cache, or the cache cannot be written.
-
-    The download ends in the middle, after minutes or hours, and the disk is full for everything
-    else as well.
-    Instead: `HF_HOME` on a larger disk that can be written, or a model that is downloaded already.
-    Source: specserve, plan/host.py
-    """
+    """The weights to download do not fit on the disk, or the cache cannot be written."""
     cache = ctx.host.cache if ctx.host else None
     for path, missing in _downloads(ctx) if cache else ():
         if cache and missing and not cache.is_writable:
@@ -130,13 +106,7 @@ _LONGEST = 300
 
 @rule("SD501", ERROR, needs="vllm")
 def refused_by_vllm(ctx: Context) -> Violations:
-    """vLLM's own code refuses the launch.
-
-    vLLM raises the error while it computes its configuration, builds the models, plans the KV cache
-    or reads the tensors; the message quotes it, and a note names the version and the machine.
-    Instead: what vLLM's message asks for.
-    Source: vllm/engine/arg_utils.py, `def create_engine_config(`
-    """
+    """vLLM's own code refuses the launch."""
     for judged in ctx.vllm:
         memory = ctx.memory.get(judged.path or "target")
         is_too_large = (
@@ -158,13 +128,7 @@ def _short(text: str) -> str:
 
 @rule("SD502", WARNING, needs="vllm")
 def changed_by_vllm(ctx: Context) -> Violations:
-    """vLLM runs the launch with another value than the profile asks for.
-
-    The server starts, but serves something else than the profile says: a shorter context, other
-    graph sizes, another draft length.
-    Instead: the value that vLLM runs, or the one that lets it run yours.
-    Source: vllm/config/vllm.py, `def __post_init__(self):`
-    """
+    """vLLM runs the launch with another value than the profile asks for."""
     for judged in ctx.vllm:
         for item in judged.changed:
             if where := _written(ctx, judged, item.argument):
@@ -181,13 +145,7 @@ def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
 
 @rule("SD503", INFO, needs="vllm")
 def warned_by_vllm(ctx: Context) -> Violations:
-    """vLLM warns about the launch.
-
-    In the log of a start, this warning is one of hundreds of lines. What vLLM says at every launch
-    is left out.
-    Instead: what vLLM's message asks for, if it matters to you.
-    Source: vllm/config/vllm.py, `logger.warning`
-    """
+    """vLLM warns about the launch."""
     for judged in ctx.vllm:
         changed = [item.argument.rpartition(".")[2] for item in judged.changed]
         usual = judged.without.warnings if judged.without else ()

@@ -34,14 +34,7 @@ def missing_key(variant: Variant) -> Violations:
 
 @variant_rule("SD104", ERROR)
 def split_draft(variant: Variant) -> Violations:
-    """The draft's tensor parallelism is not the target's.
-
-    vLLM accepts only 1 and the target's size. With 1, the V1 runner fails after it has loaded a
-    `draft_model`; the V2 runner (a warning) and heads (an info) ignore it
-    (vllm-project/vllm#31886).
-    Instead: leave `draft_tensor_parallel_size` out.
-    Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
-    """
+    """The draft's tensor parallelism is not the target's."""
     place = "draft_tensor_parallel_size"
     size, draft = variant.ctx.profile.target.tensor_parallel_size, variant.get(place)
     related = {"target.tensor_parallel_size": f"target runs on {size}"}
@@ -72,13 +65,7 @@ def _runs_on_v2(variant: Variant) -> bool:
 
 @variant_rule("SD109", ERROR)
 def too_many_speculative_tokens(variant: Variant) -> Violations:
-    """More tokens are drafted per step than the server or the head can use.
-
-    Above 128 the V1 runner asserts at the first request, and the server dies; the V2 runner
-    verifies them all in vain. More than twice what an `eagle` head was published for is a warning.
-    Instead: 3 to 8, or up to 32 for `ngram` and `suffix`; `specserve tune` finds the fastest.
-    Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
-    """
+    """More tokens are drafted per step than the server or the head can use."""
     if variant.k is None:
         return
     if variant.k > MAX_K:
@@ -115,13 +102,7 @@ def _trained_tokens(variant: Variant) -> int | None:
 
 @variant_rule("SD116", WARNING)
 def surprising_ngram_window(variant: Variant) -> Violations:
-    """The n-gram window has only one size, or none.
-
-    If a bound is missing, vLLM sets it to the other; if both are missing, both are 5. Then only
-    matches of exactly that length count. A shortest n-gram above the longest is refused.
-    Instead: both bounds, such as `prompt_lookup_min: 2` and `prompt_lookup_max: 4`.
-    Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
-    """
+    """The n-gram window has only one size, or none."""
     low, high = variant.get("prompt_lookup_min"), variant.get("prompt_lookup_max")
     if variant.method not in _NGRAM:
         return
@@ -141,14 +122,7 @@ def surprising_ngram_window(variant: Variant) -> Violations:
 
 @variant_rule("SD127", ERROR, policy=True)
 def synthetic_acceptance(variant: Variant) -> Violations:
-    """Drafts are accepted whether the target agrees or not.
-
-    `synthetic` accepts them at a rate that the profile sets: the text is made up. `fly`, a warning,
-    also accepts some that the target disagrees with, where it is unsure: the text is no longer its
-    own.
-    Instead: leave `rejection_sample_method` out for lossless verification.
-    Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
-    """
+    """Drafts are accepted whether the target agrees or not."""
     method = variant.get("rejection_sample_method")
     if method == "synthetic":
         text = "`synthetic` accepts drafts at a fixed rate: the server's text is made up"
@@ -162,14 +136,7 @@ def synthetic_acceptance(variant: Variant) -> Violations:
 
 @variant_rule("SD139", WARNING)
 def unadapted_draft(variant: Variant) -> Violations:
-    """Adapters change the target, but not the draft.
-
-    vLLM applies LoRA adapters to the target only: the output stays right, but the draft predicts
-    what the base model would write, and acceptance falls for each adapter that differs much from
-    it.
-    Instead: `ngram` or `suffix`, which draft from the text itself.
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `The drafter does not use`
-    """
+    """Adapters change the target, but not the draft."""
     without = (*_NGRAM, "suffix", "custom_class")
     if variant.ctx.engine.get("enable_lora") is True and variant.method not in without:
         text = f"adapters are not applied to the drafts of `{variant.method}`"
@@ -180,13 +147,7 @@ def unadapted_draft(variant: Variant) -> Violations:
 
 @variant_rule("SD167", WARNING)
 def unshared_overrides(variant: Variant) -> Violations:
-    """Overrides of positions (RoPE) hold for the target, but not for its prediction layers.
-
-    `mtp` layers then compute other positions than the target, which rejects what they draft in
-    requests that are longer than the context in config.json (vllm-project/vllm#58080).
-    Instead: change config.json in a copy of the checkpoint.
-    Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not`
-    """
+    """Overrides of positions (RoPE) hold for the target, but not for its prediction layers."""
     overrides = section(variant.ctx.engine, "hf_overrides")
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]

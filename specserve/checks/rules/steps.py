@@ -48,13 +48,7 @@ def _beside(variant: Variant, requests: int) -> dict[str, str]:
 
 @variant_rule("SD138", WARNING)
 def small_steps(variant: Variant) -> Violations:
-    """A step has no room for the draft tokens of every request.
-
-    A decode step has K + 1 tokens of each of `max_num_seqs` requests: what exceeds
-    `max_num_batched_tokens` waits. With LoRA vLLM refuses it (an error); it warns below 8192.
-    Instead: `max_num_batched_tokens: 8192`, or fewer requests.
-    Source: vllm/config/vllm.py, `VllmConfig does not have enough slots to schedule a`
-    """
+    """A step has no room for the draft tokens of every request."""
     ctx, k = variant.ctx, variant.k
     budget, requests = ctx.count("max_num_batched_tokens"), ctx.count("max_num_seqs")
     if k is None:
@@ -101,14 +95,7 @@ def _default_step(variant: Variant) -> str | None:
 
 @variant_rule("SD164", WARNING)
 def uncaptured_decode(variant: Variant) -> Violations:
-    """The largest CUDA graph is smaller than a decode step of all requests.
-
-    A step with drafts has K + 1 tokens of each request, and beyond the largest graph it runs
-    without one, slower and unsaid. vLLM rounds the largest size down to one of its own
-    (vllm-project/vllm#54933).
-    Instead: leave it out, or `max_num_seqs` times K + 1.
-    Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
-    """
+    """The largest CUDA graph is smaller than a decode step of all requests."""
     path, largest = _largest(variant.ctx.engine)
     requests = variant.ctx.count("max_num_seqs")
     is_eager = variant.ctx.engine.get("enforce_eager") is True

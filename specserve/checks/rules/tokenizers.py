@@ -80,14 +80,7 @@ def _of_families(
 
 @variant_rule("SD201", ERROR, needs="models", in_lint=True)
 def unequal_vocabularies(variant: Variant) -> Violations:
-    """The vocabulary of a draft model has another size than the target's.
-
-    vLLM compares `vocab_size` of the two config.json files, even where all tokens are the same and
-    only the padding differs, as in Qwen2.5. With `use_heterogeneous_vocab`, few shared tokens are a
-    warning.
-    Instead: a draft of the target's family and size; `lint` knows published models by their names.
-    Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary`
-    """
+    """The vocabulary of a draft model has another size than the target's."""
     if clash := _clash(variant):
         target_family, draft_family = clash
         target, draft = target_family.vocab_size, draft_family.vocab_size
@@ -139,14 +132,7 @@ def _way_out(found: TokenizerComparison) -> str:
 
 @variant_rule("SD202", ERROR, needs="models", in_lint=True)
 def foreign_token_ids(variant: Variant) -> Violations:
-    """The target's token ids mean other tokens to the draft.
-
-    vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and
-    proposes nonsense. From 2 % of the ids on this is an error; fewer, such as marks of the chat
-    template, are a warning.
-    Instead: a draft that was trained with the target's tokenizer, and of its kind (base, chat).
-    Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
-    """
+    """The target's token ids mean other tokens to the draft."""
     if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
         yield _of_families(variant, *clash)
     found = _compared(variant)
