@@ -29,7 +29,7 @@ speculation:
   method: draft_model
   model: meta-llama/Llama-3.1-8B-Instruct
   num_speculative_token: 5
-  draft_tensor_parallel_size: 1
+  draft_tensor_parallel_size: 2
 """
 
 

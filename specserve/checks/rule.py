@@ -15,7 +15,6 @@ from specserve.vllm.arguments import human_int
 from specserve.vllm.fact import Fact, minor
 from specserve.vllm.limits import Length, context_length
 from specserve.vllm.registry import registry
-from specserve.vllm.runner import env_switch, which_runner
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions
 
@@ -116,7 +115,7 @@ class Context:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the profile is meant for the CPU engine, which has the V1 runner only."""
+        """Whether the profile is meant for the CPU engine, which has no V2 model runner."""
         return self._accelerator.lower() == "cpu"
 
     @property
@@ -133,11 +132,6 @@ class Context:
     @property
     def _accelerator(self) -> str:
         return (self.profile.hardware.accelerator if self.profile.hardware else None) or ""
-
-    @property
-    def runner_switch(self) -> bool | None:
-        """What the profile's environment says about the model runner, if vLLM can read it."""
-        return env_switch(self.profile.env)
 
     @cached_property
     def target_config(self) -> Config | None:
@@ -231,33 +225,12 @@ class Variant:
         """The memory of a launch that speculates in this way."""
         return self.ctx.memory.get(self.path)
 
-    def versions_on(self, runner: Literal["V1", "V2"]) -> list[str]:
-        """The target versions that serve it with this runner."""
-        profile, block, versions = self.ctx.profile, self.block, self.ctx.target_versions
-        return [each for each in versions if choice(profile, block, version=each) == runner]
-
 
 def count(value: Any) -> int | None:
     """The integer behind `8192` or `8K`; None for anything else."""
     if isinstance(value, str):
         return human_int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def choice(profile: Profile, block: Speculation, *, version: str) -> Literal["V1", "V2"]:
-    """The runner that vLLM would take."""
-    hardware = profile.hardware
-    is_cpu = hardware is not None and (hardware.accelerator or "").lower() == "cpu"
-    return which_runner(
-        version,
-        arguments={
-            **profile.engine,
-            "pipeline_parallel_size": profile.target.pipeline_parallel_size,
-        },
-        speculation={**block.keys, "method": block.method},
-        env=profile.env,
-        platform="cpu" if is_cpu else "cuda",
-    )
 
 
 class Rule(NamedTuple):

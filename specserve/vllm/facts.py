@@ -24,21 +24,6 @@ SMALL_GB10: Fact[bool] = Fact(
     "is_gb10 = current_platform.is_device_capability((12, 1))",
 )
 """A GB10 takes the steps of a small GPU, whatever its memory."""
-_NO_V2 = frozenset({"suffix", "custom_class", "medusa", "mlp_speculator"})
-V2_LACKS_METHODS: Fact[frozenset[str]] = Fact(
-    {
-        "0.31": _NO_V2 | {"ngram", "ngram_gpu"},
-        "0.32": _NO_V2,
-        "0.33": frozenset({"suffix", "custom_class"}),
-    },
-    _CONFIG,
-    'if speculative_config.method in ("suffix", "custom_class"):',
-)
-"""The methods that V2 cannot draft with."""
-V2_LACKS_OTHER_VOCABULARY: Fact[bool] = Fact(
-    {"0.31": False, "0.32": True}, _CONFIG, '"heterogeneous-vocabulary draft models"'
-)
-"""V2 does not serve `use_heterogeneous_vocab`."""
 SHORTENS_TARGET: Fact[bool] = Fact(
     {"0.31": False, "0.33": True}, _CONFIG, "def _limit_max_model_len_to_draft(self) -> None:"
 )

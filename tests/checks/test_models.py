@@ -140,20 +140,19 @@ def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "context", "env", "severity"),
+    ("versions", "context", "severity"),
     [
-        ("==0.33.*", "4096", "{}", Severity.ERROR),
-        ("==0.33.*", "null", "{}", Severity.WARNING),
-        ("==0.33.*", "4096", '{VLLM_USE_V2_MODEL_RUNNER: "0"}', Severity.WARNING),
-        ("==0.32.*", "4096", "{}", Severity.WARNING),
-        ("==0.31.*", "4096", "{}", Severity.WARNING),
-        ("==0.33.*", "512", "{}", None),
+        ("==0.33.*", "4096", Severity.ERROR),
+        ("==0.33.*", "null", Severity.WARNING),
+        ("==0.32.*", "4096", Severity.WARNING),
+        ("==0.31.*", "4096", Severity.WARNING),
+        ("==0.33.*", "512", None),
     ],
 )
-def test_a_shorter_draft_shortens_the_server_on_the_new_runner(
-    profile: Load, versions: str, context: str, env: str, severity: Severity | None
+def test_a_shorter_draft_shortens_the_server_from_0_33_on(
+    profile: Load, versions: str, context: str, severity: Severity | None
 ) -> None:
-    text = f'vllm: "{versions}"\ntarget: {{model: org/t, max_model_len: {context}}}\n{DRAFT}\nenv: {env}'
+    text = f'vllm: "{versions}"\ntarget: {{model: org/t, max_model_len: {context}}}\n{DRAFT}'
     models = {"org/t": facts(LLAMA), "org/d": facts({**LLAMA, "max_position_embeddings": 512})}
     found = {item.code: item.severity for item in findings(profile(text), models)}
     assert found == ({"SD227": severity} if severity else {})

@@ -36,15 +36,6 @@ def test_a_draft_s_own_context_below_the_target_s_shortens_it(
     assert [*shorter_draft.check(Context(profile, ("0.32",)))] == []
 
 
-def test_v1_can_pause_speculation_and_keeps_the_context(profile: Load) -> None:
-    text = (
-        'vllm: ">=0.33"\ntarget: {model: ./m, max_model_len: 32768}\n'
-        "speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, max_model_len: 4096}\n"
-    )
-    assert len(of("SD227", profile(text))) == 1
-    assert of("SD227", profile(text + "env: {VLLM_USE_V2_MODEL_RUNNER: 0}")) == []
-
-
 @pytest.mark.parametrize(
     "model",
     [

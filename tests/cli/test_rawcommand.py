@@ -15,13 +15,13 @@ OLD = ["--speculative-model", "org/draft"]
 
 
 def test_lint_judges_a_command_and_points_into_it(capsys: pytest.CaptureFixture[str]) -> None:
-    config = '{"model": "org/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}'
+    config = '{"model": "org/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}'
     assert _run(["lint", "--", *SERVE, "--speculative-config", config]) == 1
     out = capsys.readouterr().out
     assert "error[SD104]: draft tensor parallelism is not the target's" in out
     shown = out.splitlines()
     assert "--> <command>:1:" in shown[1]
-    for label, value in (("- target runs on 2", "2"), ("^ draft asks for 1", "1")):
+    for label, value in (("- target runs on 2", "2"), ("^ draft asks for 4", "4")):
         row = next(index for index, line in enumerate(shown) if line.endswith(label))
         above = next(line for line in reversed(shown[:row]) if line.startswith("1 |"))
         assert above[len(shown[row]) - len(label)] == value

@@ -183,7 +183,7 @@ def test_a_launch_that_only_the_speculator_refuses_is_refused(judge: Judge) -> N
 
 
 def test_a_draft_on_one_rank_is_refused_by_the_v1_runner_alone(judge: Judge) -> None:
-    """SD104 is an error for the one and a warning for the other."""
+    """SD104 is a warning, since V2 is the one that serves."""
     words = ["--tensor-parallel-size", "2", "--speculative-config"]
     block = json.dumps({**BLOCK, "draft_tensor_parallel_size": 1})
     found = judge(*words, block)

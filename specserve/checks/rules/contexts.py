@@ -54,17 +54,17 @@ def too_long_context(ctx: Context) -> Violations:
 def shorter_draft(variant: Variant) -> Violations:
     """The draft model's context is shorter than the target's."""
     ctx, said = variant.ctx, variant.get("max_model_len")
-    lowered = ctx.versions_with(SHORTENS_TARGET)
-    if said is not None:  # accepted for a runner that only drafts less
-        longest, on_v2 = requested_context(ctx), set(variant.versions_on("V2"))
+    lowered = [] if ctx.on_cpu else ctx.versions_with(SHORTENS_TARGET)
+    if said is not None:
+        longest = requested_context(ctx)
         is_shorter = longest is not None and longest > max(said, 0)
-        if variant.method == "draft_model" and is_shorter and lowered and set(lowered) <= on_v2:
+        if variant.method == "draft_model" and is_shorter and lowered:
             yield variant.violation(
                 "max_model_len",
                 f"vLLM {', '.join(lowered)} will take {said} tokens, not {longest}",
                 related={"target.max_model_len": f"{longest} are asked for"},
                 versions=lowered,
-                help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
+                help="leave it out",
                 severity=WARNING,
             )
         return
@@ -75,7 +75,6 @@ def shorter_draft(variant: Variant) -> Violations:
     if variant.method != "draft_model" and (variant.model is None or stretches(config)):
         return
     own = length.default
-    lowered = [version for version in lowered if version in variant.versions_on("V2")]
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
     if lowered:
         text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens"
@@ -93,11 +92,15 @@ def short_trained_head(variant: Variant) -> Violations:
     is_head = variant.method in HEADS and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
-    own, on_v2 = length.default, variant.versions_on("V2")
+    own = length.default
     if own >= limit or not stretches(config):
         return
-    # the versions in which a block head gets positions from V2 that it has not
-    ends = [version for version in on_v2 if variant.method not in STRETCHED_HEADS.at(version)]
+    # the versions in which a block head gets positions that it has not
+    ends = [
+        version
+        for version in variant.ctx.target_versions
+        if variant.method not in STRETCHED_HEADS.at(version)
+    ]
     if variant.method in BLOCK_DRAFTS and ends:
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"
         help_ = f"write `max_model_len: {own}` under `target`"

@@ -46,41 +46,34 @@ def split_draft(variant: Variant) -> Violations:
             help_ = f"leave `{place}` out"
             yield variant.violation(place, text, related=related, help=help_, severity=INFO)
         return
-    is_dropped = draft == 1 and _runs_on_v2(variant)
     yield variant.violation(
         place,
         "draft tensor parallelism is not the target's",
         label=f"draft asks for {draft}",
         related=related,
-        notes=("the V2 runner ignores it: the draft runs on the target's ranks",) * is_dropped,
+        notes=("the V2 model runner ignores 1, and V1 fails after loading",) * (draft == 1),
         help=f"write `{place}: {size}`, or leave it out",
-        severity=WARNING if is_dropped else None,
+        severity=WARNING if draft == 1 else None,
     )
 
 
-def _runs_on_v2(variant: Variant) -> bool:
-    """Whether every judged version serves this launch with the V2 model runner."""
-    return variant.ctx.on_gpu and variant.versions_on("V2") == list(variant.ctx.target_versions)
-
-
-@variant_rule("SD109", ERROR)
+@variant_rule("SD109", WARNING)
 def too_many_speculative_tokens(variant: Variant) -> Violations:
     """More tokens are drafted per step than the server or the head can use."""
     if variant.k is None:
         return
     if variant.k > MAX_K:
-        text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {variant.k}", None
-        if _runs_on_v2(variant):
-            text, severity = f"{variant.k} tokens are drafted and verified in every step", WARNING
+        text = f"no server gains from more than {MAX_K} draft tokens per step; found {variant.k}"
+        note = "V2 verifies them all, and the V1 model runner ends at the first request"
         help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
-        yield variant.violation("num_speculative_tokens", text, help=help_, severity=severity)
+        yield variant.violation("num_speculative_tokens", text, notes=(note,), help=help_)
     elif variant.method in ("eagle", "eagle3"):
         trained, k = _trained_tokens(variant), variant.k
         help_ = "measure several K (`specserve tune`), and use the fastest"
         if trained is not None and k > 2 * trained:
             tokens = f"{trained} draft token{'s' * (trained > 1)}"
             text = f"the head was published for {tokens}; found {k}"
-            yield variant.violation("num_speculative_tokens", text, help=help_, severity=WARNING)
+            yield variant.violation("num_speculative_tokens", text, help=help_)
         elif trained is None and k > _FEW_TOKENS:
             text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {k}"
             yield variant.violation("num_speculative_tokens", text, help=help_, severity=INFO)
