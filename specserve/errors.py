@@ -20,6 +20,13 @@ def without_user(text: str) -> str:
     return _USER.sub("***@", text)
 
 
+def gib(size_bytes: float) -> str:
+    """Bytes for a reader: `15.3 GiB`, or `8.4 MiB` if it is little."""
+    if size_bytes and size_bytes < 2**30 / 10:
+        return f"{size_bytes / 2**20:.1f} MiB"
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
 def system_reason(error: Exception) -> str:
     """Why the system refused, in lower case; another error's own words."""
     return (getattr(error, "strerror", None) or str(error)).lower()

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from specserve.checks.rules.memory import gib
-from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
+from specserve.errors import gib
 from specserve.hardware.accelerators import Accelerator, gpus, selected, this_cpu
 from specserve.models.hub import hub_cache, is_offline
 from specserve.plan.host import PLUGIN, Host, this_host
@@ -30,6 +29,10 @@ State = Literal["ok", "note", "bad"]
 """bad: breaks a launch, or what it serves is wrong. note: worth acting on; a launch goes anyway."""
 _GIB = 2**30
 _LITTLE_BYTES, _FULL_BYTES = 10 * _GIB, 64 * 2**20
+_SMALL_SHM_BYTES = _GIB
+"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it by default."""
+_QUEUE_BYTES = 10 * 24 * 2**20
+"""The largest message queue of a launch: `check_shm_free_space` in vLLM's shm_broadcast.py."""
 _LONGEST_SOCKET = 107 - len("/") - 36
 """unix(7): 108 bytes with an end; vLLM adds a UUID (`get_open_zmq_ipc_path`)."""
 _KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
@@ -205,11 +208,11 @@ def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
 def _shm(here: Here) -> Iterator[Line]:
     usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # looked at, not written to
     text, ranks = f"{gib(usage.free)} of {gib(usage.total)} free", len(here.gpus)
-    if usage.free < QUEUE_BYTES and (here.is_cpu or ranks > 1):
+    if usage.free < _QUEUE_BYTES and (here.is_cpu or ranks > 1):
         full = "remove files that no process uses: `ls -l /dev/shm`"
-        fix = full if usage.total >= SMALL_SHM_BYTES else None
-        yield bad(f"{text}: vLLM needs {gib(QUEUE_BYTES)}", fix)
-    elif usage.total < SMALL_SHM_BYTES and ranks > 1:
+        fix = full if usage.total >= _SMALL_SHM_BYTES else None
+        yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}", fix)
+    elif usage.total < _SMALL_SHM_BYTES and ranks > 1:
         yield note(f"{text}: NCCL may need more")
     else:
         yield ok(text)

@@ -28,16 +28,16 @@ from specserve.checks.oraclechild import (
     kept_answer,
 )
 from specserve.checks.rule import Context
-from specserve.checks.rules.memory import machine_words
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.inputs import HEADS, memory_inputs
+from specserve.memory.inputs import memory_inputs
 from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import fact_cache
 from specserve.plan.launch import plainest, with_models
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
+from specserve.vllm.speculation import METHODS
 
 LIMIT_S = 300.0
 _TARGET, _DRAFT = "target", "draft"
@@ -189,13 +189,13 @@ def _read(answer: Mapping[str, Any], question: VllmQuestion) -> VllmVerdict:
     if verdict.refused is not None and not is_whole:
         why = "only the published part of a configuration is known, and vLLM refuses it"
         verdict = VllmVerdict(not_judged=f"{why}: {verdict.refused}")
-    machine = machine_words(question.machine)
-    return replace(verdict, basis=f"vLLM {question.vllm.version}, {machine}")
+    return replace(verdict, basis=f"vLLM {question.vllm.version}, {question.machine}")
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
     """The command line with folders in the place of models; these are laid out for the child."""
-    target, draft, is_head = question.target, question.draft, question.method in HEADS
+    target, draft, method = question.target, question.draft, METHODS.get(question.method or "")
+    is_head = method is not None and method.draft == "head"
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
     models = {_TARGET: target} | ({_DRAFT: draft} if draft else {})
     tensors = {_TARGET: _tensors(target)}

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from specserve.errors import UsageError, did_you_mean, quoted
+from specserve.errors import UsageError, did_you_mean, gib, quoted
 
 CPU = "cpu"
 _GIB = 2**30
@@ -59,6 +59,12 @@ class Machine:
     """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
     memory_nodes: int = 1
     """NUMA nodes of a CPU's memory: the engine's `gpu_memory_utilization` is a share of one."""
+
+    def __str__(self) -> str:
+        if self.is_cpu:
+            return f"{gib(self.accelerator.total_bytes)} of memory"
+        each = f"{self.count} x {self.accelerator.name}"
+        return f"{self.nodes} nodes with {each} each" if self.nodes > 1 else each
 
     @property
     def is_cpu(self) -> bool:
@@ -222,7 +228,7 @@ def _gpu(nvml: Any, index: int) -> Accelerator:
             program, used = "not seen from here", process.usedGpuMemory
             with suppress(psutil.Error):
                 program = psutil.Process(process.pid).name()
-            amount = f"{used / _GIB:.1f} GiB" if used else "memory"
+            amount = gib(used) if used else "memory"
             holders.append(f"{amount} by pid {process.pid} ({program})")
     return replace(
         known_as(name, int(memory.total)) or Accelerator(name, int(memory.total), capability),

@@ -23,8 +23,6 @@ from specserve.vllm.limits import (
 
 GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes by default. Source: vllm/config/cache.py."""
-HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "mtp"})
-"""Methods whose second model is not a model of its own."""
 _MAKES_ROOM = (
     *("cpu_offload_gb", "offload_config", "num_gpu_blocks_override", "hf_overrides", "enable_dbo"),
     *("decode_context_parallel_size", "prefill_context_parallel_size"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specserve.checks.rule import ERROR, Context, Violation, Violations, rule
-from specserve.checks.rules.memory import gib, machine_words
-from specserve.errors import UsageError
+from specserve.errors import UsageError, gib
 from specserve.profile.schema import Profile, ranks_started, world_size
 
 _LESS = 0.95
@@ -39,7 +38,7 @@ def too_few_accelerators(ctx: Context) -> Violations:
         yield Violation(
             path,
             f"the launch takes {ranks} accelerators, and there {verb} {there}",
-            label=f"the machine has {machine_words(machine)}" if machine else "",
+            label=f"the machine has {machine}" if machine else "",
             related={"hardware.count": "counted here"} if is_counted else {},
             help="split the model over fewer accelerators, or use a machine with more",
         )
@@ -65,7 +64,7 @@ def missing_hardware(ctx: Context) -> Violations:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD006 reports it
-    path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else machine_words(machine)
+    path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else str(machine)
     if ctx.is_for_other_platform:
         text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:

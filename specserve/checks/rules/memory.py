@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
+from specserve.errors import gib
 from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
@@ -18,25 +19,12 @@ _BETTER = {"fit": "make it fit", "tight": "make it a tight fit"}
 _SHARE = "gpu_memory_utilization"
 
 
-def gib(size: float) -> str:
-    """Bytes for a reader: `15.3 GiB`, or `8.4 MiB` if it is little."""
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB / 10 or not size else f"{size / 2**20:.1f} MiB"
-
-
-def machine_words(machine: Machine) -> str:
-    """`2 nodes with 8 x H100-80GB each`, `1 x L4-24GB`, or `this machine's memory`."""
-    if machine.is_cpu:
-        return f"{gib(machine.accelerator.total_bytes)} of memory"
-    each = f"{machine.count} x {machine.accelerator.name}"
-    return f"{machine.nodes} nodes with {each} each" if machine.nodes > 1 else each
-
-
 def _misfit(ctx: Context, verb: str) -> str:
     """That the launch is too large for the machine, or for what one copy of the model uses."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each = target.tensor_parallel_size * target.pipeline_parallel_size
-    words = machine_words(machine)
+    words = str(machine)
     if machine.is_cpu or each >= machine.count * machine.nodes:
         return f"the launch {verb} too large for {words}"
     used = f"{each} of the {machine.count * machine.nodes} {machine.accelerator.name}"

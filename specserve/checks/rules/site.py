@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
-from specserve.checks.rules.memory import gib
+from specserve.errors import gib
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from specserve.measure.intervals import Estimate
 from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
 from specserve.memory.estimate import estimate as estimate_memory
-from specserve.memory.inputs import HEADS, MemoryInputs
+from specserve.memory.inputs import MemoryInputs
 from specserve.memory.kv import kv_cache
 from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.config import integer, text_config
@@ -230,7 +230,7 @@ def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
     draft = None
     if METHODS[method].draft != "text":
         read, layers = draft_bytes(inputs), 1
-        if method not in HEADS and facts is not None:
+        if METHODS[method].draft != "head" and facts is not None:
             layers = integer(text_config(facts.config), *LAYER_COUNT)
         elif facts is None or not weights_of(facts, is_head=True).output:
             read += table  # a head computes the target's output table, too
