@@ -71,14 +71,9 @@ class Unread:
         error, code = self.error, UNREADABLE
         if error.cause not in ("not_found", "gated", "broken"):
             return None
-        from specserve.models.families import published_name
-
-        span, help_ = profile.span(self.path), error.hint
-        model = next((use.model for use in model_uses(profile) if use.path == self.path), "")
-        if error.cause != "broken" and (meant := published_name(model)):
-            help_ = f"did you mean `{meant.model}`?"
+        span, notes = profile.span(self.path), error.causes
         return Finding(
-            code.code, code.name, code.severity, error.message, span, notes=error.causes, help=help_
+            code.code, code.name, code.severity, error.message, span, notes=notes, help=error.hint
         )
 
 

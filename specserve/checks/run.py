@@ -125,8 +125,6 @@ def run_rules(
         except UnreadableValue:
             stopped.append(rule.code)
     problems = list(problems)
-    absent = {item.span for item in problems if item.code == _OF_READING}
-    found = [item for item in found if item.code != "SD171" or item.span not in absent]
     found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]

@@ -11,21 +11,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Literal
 
-from specserve.models.families import tokenizer_family
+from specserve.models.families import plain_name, tokenizer_family
 
-_BUILD = re.compile(
-    r"[-_.](?:fp8|fp4|nvfp4(?:a16)?|mxfp[48](?:a16)?|int[48]|awq|gptq|autoround|quantized|dynamic|block|bnb|[48]bit|"
-    r"w\d+a(?:fp)?\d+|bf16|fp16|hf|gguf|kv|marlin|sym|qat|g\d+|q\d\w*)(?=[-_.]|$)"
-)
-"""A word of a repository's name that says how the weights are stored."""
-_NEAR = 0.94
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmte](?![a-z0-9])")
 """A number of parameters or experts: `8b`, `0.6b`, `8x7b`, `a22b`, `e4b`, `128e`."""
-_SIZE_WORDS = frozenset({
-    "air", "flash", "large", "linear", "lite", "max", "medium", "mini", "nano", "next", "pro",
-    "small", "super", "tiny", "ultra",
-})  # fmt: skip
-"""What says the size in a name without such a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,79 +99,40 @@ def drafts_for(target: str) -> Sequence[Draft]:
     )
 
 
-def plain_name(model: str) -> str:
-    """The repository's name in lower case, without its owner and words for a quantization."""
-    return _BUILD.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
-
-
 def heads_named(model: str) -> tuple[Draft, ...]:
     """The rows of the catalogue for a head with this id: what it was published for."""
     rows = (draft for draft in catalogue() if draft.method != "draft_model")
     return tuple(draft for draft in rows if (draft.model or "").lower() == model.lower() != "")
 
 
-def head_meant(model: str) -> str | None:
-    """The head of the catalogue that a misspelt id means: same publisher, same numbers."""
-    from difflib import SequenceMatcher
-
-    owner, numbers = model.lower().partition("/")[0], re.findall("[0-9]+", model)
-    near = {
-        SequenceMatcher(None, name.lower(), model.lower()).ratio(): name
-        for name in (draft.model for draft in catalogue() if draft.model)
-        if name.lower().startswith(f"{owner}/") and re.findall("[0-9]+", name) == numbers
-    }
-    return near[max(near)] if near and _NEAR <= max(near) < 1 else None
-
-
-Kinship = Literal["same", "release", "fine-tune", "other"]
+Kinship = Literal["same", "near", "other"]
 
 
 def kinship(target: str, model: str) -> Kinship | None:
-    """What a target is to a model of the catalogue, by its name; None if that decides nothing.
+    """What a target is to a model of the catalogue, by its name; None for a stranger's name.
 
-    `other` is of another family, generation or size, `release` of another number within the
-    generation (3 and 3.1), `fine-tune` whatever else has another name. Only the publisher of a
-    family, or one of quantized copies, says by a name what a model is.
+    `near` is another fine-tune or release of that size, `other` another family or size. Only the
+    publisher of a family, or one of quantized copies, says by a name what a model is.
     """
     name, other = plain_name(target), plain_name(model)
     if name == other:
         return "same"
     tokens, its_tokens = tokenizer_family(target), tokenizer_family(model)
-    if tokens is None and target.lower().rpartition("/")[0] not in _publishers().get(
-        _first_word(name), ()
-    ):
+    targets = ((plain_name(each.target), _owner(each.target)) for each in catalogue())
+    families = {(_first_word(each), owner) for each, owner in targets}
+    if tokens is None and (_first_word(name), _owner(target)) not in families:
         return None
-    own, its = _generations(name), _generations(other)
-    numbers = [(own[family], its[family]) for family in own.keys() & its.keys()]
-    pairs = [(a, b) for a, b in numbers if a and b and a[0] == b[0]]
-    sizes, theirs = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
-    words = {*re.split(r"[-_.]", name)} ^ {*re.split(r"[-_.]", other)}
-    is_resized = (
-        not (sizes <= theirs or theirs <= sizes) if sizes and theirs else bool(words & _SIZE_WORDS)
-    )
-    is_foreign = tokens.name != its_tokens.name if tokens and its_tokens else not numbers
-    if is_foreign or is_resized or any(a[1] != b[1] for a, b in pairs):
-        return "other"
-    return "release" if any(a != b for a, b in pairs) else "fine-tune"
+    is_related = _first_word(name) == _first_word(other)
+    if tokens and its_tokens:
+        is_related = tokens.name == its_tokens.name
+    sizes, its_sizes = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
+    is_resized = not (sizes <= its_sizes or its_sizes <= sizes)
+    return "near" if is_related and (not is_resized or not sizes or not its_sizes) else "other"
 
 
-@lru_cache(maxsize=1)
-def _publishers() -> dict[str, set[str]]:
-    """The publishers of each family of targets, by the first word of their names."""
-    found: dict[str, set[str]] = {}
-    for draft in catalogue():
-        word, owner = _first_word(plain_name(draft.target)), draft.target.lower().rpartition("/")[0]
-        found.setdefault(word, set()).add(owner)
-    return found
+def _owner(model: str) -> str:
+    return model.lower().partition("/")[0]
 
 
 def _first_word(name: str) -> str:
     return re.split(r"[^a-z]", name, maxsplit=1)[0]
-
-
-def _generations(name: str) -> dict[str, tuple[str, str, str] | None]:
-    """The families in a name, with letter, generation, release: `k`, `2`, `5` of `kimi-k2.5`."""
-    families = "|".join(map(re.escape, _publishers()))
-    number = r"(?:[-_]?([a-z]?)(\d+)(?:[._](\d+))?(?![\dbxmte]))?"
-    found = re.finditer(rf"(?<![a-z])({families}){number}", name)
-    return {match[1]: (match[2], match[3], match[4] or "") if match[3] else None for match in found}

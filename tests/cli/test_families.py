@@ -14,7 +14,7 @@ import yaml
 from specserve.cli.app import _run
 from specserve.models.drafts import catalogue
 from specserve.models.facts import _FILE as PUBLISHED
-from specserve.models.families import _FILE, published_name, tokenizer_family
+from specserve.models.families import _FILE, tokenizer_family
 
 Write = Callable[..., Path]
 Findings = Callable[..., list[dict[str, Any]]]
@@ -33,7 +33,7 @@ UNDECIDED = {
 }
 """Targets of the catalogue whose vocabulary no source shows."""
 BLOCK = "{{method: draft_model, model: {}, num_speculative_tokens: 5{}}}"
-OURS = {"SD171", "SD201", "SD202"}
+OURS = {"SD201", "SD202"}
 
 
 @pytest.fixture
@@ -58,13 +58,8 @@ def said(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("command", ["lint", "check --offline"])
-@pytest.mark.parametrize(
-    "publishers", [("meta-llama/", "Qwen/"), ("", "Qwen/"), ("meta-llama/", ""), ("", "")]
-)
-def test_the_pair_of_the_article_is_an_error_that_names_both_families(
-    linted: Findings, publishers: tuple[str, str], command: str
-) -> None:
-    names = (f"{publishers[0]}Llama-3-70B-Instruct", f"{publishers[1]}Qwen2-7B-Instruct")
+def test_the_pair_of_the_article_is_an_error_that_names_both_families(linted: Findings, command: str) -> None:
+    names = ("meta-llama/Llama-3-70B-Instruct", "Qwen/Qwen2-7B-Instruct")
     (error,) = [item for item in linted(*names, command=command) if item["severity"] == "error"]
     assert error["code"] == "SD201"
     assert error["message"] == "draft and target have different tokenizers: Qwen 1.5 to 3 and Llama 3"
@@ -198,53 +193,6 @@ def test_one_fact_is_one_finding_where_check_knows_the_configurations(linted: Fi
 
 
 @pytest.mark.parametrize(
-    ("model", "meant", "severity"),
-    [
-        ("meta-llama/Llama-3-70B-Instruct", "meta-llama/Meta-Llama-3-70B-Instruct", "warning"),
-        ("meta-llama/Llama3-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct", "warning"),
-        ("meta-llama/Meta-Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "warning"),
-        ("HuggingFaceTB/SmolLM-2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "warning"),
-        ("Qwen/Qwen-3-8B", "Qwen/Qwen3-8B", "warning"),
-        ("Qwen/Qwen25-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "warning"),
-        ("Qwen/Qwen3-32", "Qwen/Qwen3-32B", "warning"),
-        ("openai/gpt-oss-120", "openai/gpt-oss-120b", "warning"),
-        ("meta-llama/Llama-3.1-70B-Instuct", "meta-llama/Llama-3.1-70B-Instruct", "warning"),
-        ("Qwen/Qwen3-30B-A3B-thinkng-2507", "Qwen/Qwen3-30B-A3B-thinking-2507", "warning"),
-        ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "warning"),
-        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "info"),
-        ("CohereForAI/c4ai-command-r-v01", "CohereLabs/c4ai-command-r-v01", "info"),
-        ("Llama-3-70B-Instruct", "meta-llama/Meta-Llama-3-70B-Instruct", "info"),
-    ],
-)
-def test_a_name_that_no_publisher_uses_is_corrected(
-    write: Write, capsys: pytest.CaptureFixture[str], model: str, meant: str, severity: str
-) -> None:
-    assert _run(["lint", str(write(f"target: {{model: {model}}}")), "--format", "json"]) == 0
-    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD171"]
-    assert [(item["severity"], item["help"]) for item in found] == [(severity, f"did you mean `{meant}`?")]
-
-
-@pytest.mark.parametrize(
-    ("head", "meant"),
-    [
-        ("yuhuili/EAGLE3-LLaMA3.1-Instuct-8B", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
-        ("AngelSlim/Qwen3-32B_eagel3", "AngelSlim/Qwen3-32B_eagle3"),
-        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", None),
-        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-80B", None),
-        ("somebody/EAGLE3-LLaMA3.1-Instuct-8B", None),
-    ],
-)
-def test_a_misspelt_head_of_the_catalogue_is_corrected(
-    write: Write, capsys: pytest.CaptureFixture[str], head: str, meant: str | None
-) -> None:
-    block = f"{{method: eagle3, model: {head}, num_speculative_tokens: 3}}"
-    file = write(f"target: {{model: org/target}}\nspeculation: {block}")
-    assert _run(["lint", str(file), "--format", "json"]) == 0
-    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD171"]
-    assert [item["help"] for item in found] == ([f"did you mean `{meant}`?"] if meant else [])
-
-
-@pytest.mark.parametrize(
     ("method", "head", "kind"),
     [
         ("eagle", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "eagle3"),
@@ -281,20 +229,7 @@ def test_a_head_under_the_method_of_another_is_an_error(
     ],
 )
 def test_a_name_that_may_be_new_or_of_somebody_else_is_left_alone(model: str) -> None:
-    assert published_name(model) is None and tokenizer_family(model) is None
-
-
-def test_check_says_once_that_a_misspelt_model_does_not_exist(
-    empty_hub: object, write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write("target: {model: meta-llama/Llama-3-70B-Instruct}")
-    _run(["check", str(file), "--no-ask", "--format", "json"])
-    found = [
-        item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] in ("SD171", "SD290")
-    ]
-    assert [(item["code"], item["help"]) for item in found] == [
-        ("SD290", "did you mean `meta-llama/Meta-Llama-3-70B-Instruct`?")
-    ]
+    assert tokenizer_family(model) is None
 
 
 @pytest.mark.parametrize(
@@ -338,13 +273,6 @@ def test_one_name_without_its_publisher_means_one_family() -> None:
         for name in names:
             families.setdefault(name.lower().partition("/")[2], set()).add(family)
     assert [name for name, found in families.items() if len(found) > 1] == []
-
-
-def test_a_correction_leads_to_a_known_model() -> None:
-    for right in (*DATA["renamed"].values(), *DATA["misspelt"].values()):
-        known = [name for *_, names in ENTRIES for name in names]
-        assert published_name(right) is None
-        assert any(name.startswith(right) or right.startswith(f"{name}-") for name in known)
 
 
 def known_models() -> Iterator[str]:

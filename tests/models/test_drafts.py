@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.models.drafts import Draft, as_of, catalogue, drafts_for, plain_name
+from specserve.models.drafts import Draft, as_of, catalogue, drafts_for
+from specserve.models.families import plain_name
 from specserve.vllm.speculation import METHODS
 
 ENTRIES = [pytest.param(entry, id=f"{entry.target}, {entry.model or entry.method}") for entry in catalogue()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specserve.checks.config import Config, architectures, layers, section, whole
-from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violations, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import HEADS
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
@@ -78,9 +78,9 @@ def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]
     found = {kinship(name, model) for name in known for model in trained}
     if found == {"other"}:
         return trained[0], ERROR, notes
-    if not found or "same" in found or not (is_named or found & {"fine-tune", "release"}):
+    if not found or "same" in found or not (is_named or "near" in found):
         return None
-    return trained[0], INFO if "release" in found and not is_named else WARNING, notes
+    return trained[0], WARNING, notes
 
 
 def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:

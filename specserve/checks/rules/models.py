@@ -1,4 +1,4 @@
-"""SD171, SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
+"""SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
@@ -6,37 +6,13 @@ import re
 
 from specserve.checks.config import Config, architectures, has_kind, lacks, section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
-from specserve.checks.rules.revisions import is_hub_id, models
-from specserve.errors import quoted
+from specserve.checks.rules.revisions import is_hub_id
 from specserve.models.facts import ModelFacts, holds_tokenizer
 from specserve.vllm.registry import registry, transformers_names
 from specserve.vllm.speculation import METHODS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
-
-
-@rule("SD171", WARNING)
-def misspelt_model(ctx: Context) -> Violations:
-    """A model is named as no publisher names it."""
-    read = {"target": ctx.target, **ctx.drafts}
-    named = {section: model for model, _, section in models(ctx) if read.get(section) is None}
-    if not named:
-        return
-    from specserve.models.drafts import head_meant
-    from specserve.models.families import PublishedName, published_name
-
-    texts = {
-        "misspelt": "no well-known model is named {}",
-        "renamed": "{} was renamed on the Hub",
-        "bare": "{} names no publisher, so it can only be a directory",
-    }
-    for path, model in named.items():
-        head = head_meant(model) if path != "target" and is_hub_id(model) else None
-        if found := PublishedName(head, "misspelt") if head else published_name(model):
-            severity = None if found.kind == "misspelt" else INFO
-            text, help_ = texts[found.kind].format(quoted(model)), f"did you mean `{found.model}`?"
-            yield Violation(f"{path}.model", text, help=help_, severity=severity)
 
 
 def _own_code(ctx: Context, config: Config) -> bool:
