@@ -35,6 +35,14 @@ def test_several_files_that_need_each_other_want_a_folder() -> None:
     assert "-o DIR" in (caught.value.hint or "")
 
 
+def test_the_rules_of_a_canary_are_among_the_files_for_monitoring(tmp_path: Path) -> None:
+    profile = str(ROOT / "configs" / "qwen3-8b-draft.yaml")
+    assert render(profile, "--to", "monitoring", "--canary", "eagle3=50%", "-o", str(tmp_path)) == 0
+    rules = yaml.safe_load((tmp_path / "prometheus" / "specserve.rules.yml").read_text())
+    names = [rule.get("alert", "") for group in rules["groups"] for rule in group["rules"]]
+    assert {"SpecserveCanaryRollBack", "SpecserveCanaryPromote"} <= {*names}
+
+
 def test_a_folder_is_written_and_then_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "deploy"
     assert render(LLAMA, "--to", "kubernetes", "-o", str(folder)) == 0
