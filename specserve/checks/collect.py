@@ -329,7 +329,14 @@ def with_verdicts(
         missing, questions = dict(facts.missing), dict[str, VllmQuestion]()
         try:
             vllm = wanted.source or _installed(facts, wanted)
-            if vllm is not None and (facts.context.machine is None or "target" not in facts.shapes):
+            if vllm is None and wanted.version:
+                missing["vllm"] = (
+                    "the version that `--vllm` names is not installed, so no vLLM was asked; "
+                    "`--vllm FOLDER` asks the one of an unpacked wheel"
+                )
+            elif vllm is not None and (
+                facts.context.machine is None or "target" not in facts.shapes
+            ):
                 missing["vllm"] = missing["hardware"]
             elif vllm is not None:
                 questions = questions_about(facts.context, facts.shapes, vllm=vllm)

@@ -24,6 +24,7 @@ from specserve.checks.oraclechild import (
     VllmArgument,
     VllmVerdict,
     changed_at,
+    installed_table,
     keep_answer,
     kept_answer,
 )
@@ -100,13 +101,15 @@ def questions_about(
     `shapes`: the models by path of their block. Variants whose models are not known are left out.
     Raises FactError for a machine that cannot be pretended, UsageError for what cannot be planned.
     """
-    from specserve.plan.launch import launch
-    from specserve.vllm.versions import table
+    from specserve.plan.launch import launch, without_additions
+    from specserve.vllm.versions import installed, table
 
     machine, found = context.machine, {}
     assert machine is not None
     if not machine.is_cpu and (kind := machine.accelerator).vendor != "nvidia":
         raise FactError(f"vLLM can be asked about NVIDIA GPUs and the CPU, not about {kind.name}")
+    here = installed() if vllm.source is None else None
+    accepted = installed_table(here) if here else table(vllm.version)
     blocks: dict[str, Speculation | None] = {"": None}
     for variant in context.variants:
         if variant.model is None or variant.method == "custom_class" or variant.path in shapes:
@@ -114,7 +117,8 @@ def questions_about(
     for path, block in blocks.items():
         profile = replace(context.profile, speculation=block)
         platform = "cpu" if machine.is_cpu else "cuda"
-        plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
+        plan = launch(profile, table=accepted, platform=platform, version=vllm.version)
+        plan = plan if accepted.exact else without_additions(plan)
         target, draft = shapes["target"], shapes.get(path)
         method, beside = block.method if block else None, tuple[int, ...]()
         known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}

@@ -32,9 +32,10 @@ _LIBRARIES = frozenset(
     }
 )  # fmt: skip
 """Libraries that a GPU machine has and this one may lack: classes of models import them."""
+_LATENT_MOE = "vllm.models.kimi_k3.nvidia.ops.latent_moe_tail"
 _LIBRARIES_WITHIN = (
     "vllm.third_party.deep_gemm", "vllm.third_party.flashmla.flash_mla_interface",
-    "vllm.vllm_flash_attn.cute",
+    "vllm.vllm_flash_attn.cute", _LATENT_MOE,
 )  # fmt: skip
 _OPERATORS = (
     "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C",
@@ -147,7 +148,12 @@ class _Library(types.ModuleType):
 
     __path__: MutableSequence[str] = []  # noqa: RUF012
     __version__ = "0.7.2"
-    __getattr__ = _CLASSES
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, _AbsentType(name, (), {}))
+        return self.__dict__[name]
 
 
 class _Operator:
@@ -202,7 +208,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if _KERNELS.fullmatch(name):
             return importlib.machinery.ModuleSpec(name, self, origin="stand-in")
-        if not _is_library(name) or (name.startswith("vllm.") and _is_there(name, path or ())):
+        if not _is_library(name):
             return None
         return importlib.machinery.ModuleSpec(name, self, origin="stand-in", is_package=True)
 
@@ -210,6 +216,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = _Library(spec.name) if _is_library(spec.name) else types.ModuleType(spec.name)
         if spec.name == "ray":
             module.is_initialized = _returning(False)  # type: ignore[attr-defined]
+        if spec.name == _LATENT_MOE:
+            # building the model makes one, which allocates memory that GPUs share
+            limit = types.SimpleNamespace(contract=types.SimpleNamespace(max_num_tokens=1))
+            module.KimiK3LatentMoETailOp.initialize = _returning(limit)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -218,13 +228,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _is_library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES or name.startswith(_LIBRARIES_WITHIN)
-
-
-def _is_there(name: str, path: Sequence[str]) -> bool:
-    last = name.rpartition(".")[2]
-    return any(
-        (Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path
-    )
 
 
 def _pretend_torch(gpu: PretendedGpu) -> None:

@@ -232,6 +232,15 @@ def plainest(target: str, draft: str) -> tuple[list[str], list[str]]:
     return words, [*words, "--speculative-config", json.dumps(block)]
 
 
+def without_additions(plan: LaunchPlan) -> LaunchPlan:
+    """The same launch without the options that only specserve wants, which not every vLLM has."""
+    argv = list(plan.argv)
+    for item in plan.added:
+        at = argv.index(item.key) if item.key in argv else len(argv)
+        del argv[at : at + 2]
+    return replace(plan, argv=tuple(argv))
+
+
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """The same launch on another port, such as the free one that stands in for 0."""
     span = next((origin.span for origin in plan.origins if origin.key == "--port"), None)

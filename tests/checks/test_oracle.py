@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, libraries, vllm_in
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, libraries, questions_about, vllm_in
 from specserve.checks.oraclechild import VllmVerdict
+from specserve.checks.run import context_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
@@ -93,6 +94,20 @@ for line in sys.stdin:
     found = ask(questions, command=(sys.executable, "-c", warn))
     assert [verdict.warnings for verdict in found] == [(), ("8 GPUs",), ("8 GPUs",), ()]
     assert (tmp_path / "asked").read_text() == "xx"  # for each kind of GPU
+
+
+def test_a_vllm_without_a_table_is_not_asked_about_what_specserve_adds(profile: Load) -> None:
+    """0.26 to 0.28 lack `--per-request-spec-decode-metrics`, and the profile does not say it."""
+    text = "target: {model: org/m}\nspeculation: {method: ngram, num_speculative_tokens: 3}\n"
+    context = replace(context_of(profile(text)), machine=MACHINE)
+    facts = ModelFacts("org/m", "hub", {})
+    words = {}
+    for version in ("0.28.0", "0.33.0"):
+        vllm = VllmToAsk(version, Path("wheel"))
+        words[version] = questions_about(context, {"target": facts}, vllm=vllm)["speculation"].plan.argv
+    added = {"--shutdown-timeout", "--per-request-spec-decode-metrics"}
+    assert added <= set(words["0.33.0"]) and not added & set(words["0.28.0"])
+    assert {"--port", "--speculative-config"} <= set(words["0.28.0"])
 
 
 @pytest.mark.parametrize(

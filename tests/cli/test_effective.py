@@ -122,6 +122,7 @@ def test_a_refusal_stands_beside_a_finding_of_a_rule_at_the_same_place(
         (">=0.32", [], True),
         (">=0.33", [], False),  # `up` would not start this one
         (">=0.32", ["--vllm", "0.33"], False),
+        (">=0.26", ["--vllm", "0.28"], False),
         (">=0.32", ["--vllm", "0.32"], True),
     ],
 )
@@ -136,7 +137,10 @@ def test_the_installed_vllm_is_asked_where_up_would_start_it(
     _run(["check", profile, "--offline", "--set", f"vllm='{range_}'", "--format", "json", *words])
     content = json.loads(capsys.readouterr().out)
     assert bool(content["verdicts"][0]["vllm"]) is asked
-    assert not [item for item in content["skipped"] if item["group"] == "vllm"]
+    reasons = [item["reason"] for item in content["skipped"] if item["group"] == "vllm"]
+    assert [reason.partition(",")[0] for reason in reasons] == (
+        ["the version that `--vllm` names is not installed"] if words and not asked else []
+    )
 
 
 def test_what_stops_the_child_is_skipped_and_no_error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specserve.engine.judging import failure, is_same
-from specserve.engine.pretend import StandInCalled
+from specserve.engine.pretend import StandInCalled, _Finder
 
 
 class ValidationError(ValueError):
@@ -97,3 +97,19 @@ def library(body: str) -> Exception:
 )
 def test_a_library_that_is_missing_here_is_no_refusal(body: str, is_refused: bool) -> None:
     assert ("refused" in failure(library(body))) is is_refused
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm.vllm_flash_attn.cute",  # DeepSeek V4 in 0.33: a wheel has it, and it looks for a compiled library
+        "vllm.models.kimi_k3.nvidia.ops.latent_moe_tail",  # Kimi-K3 on B200: it allocates memory of NVLink
+    ],
+)
+def test_modules_that_only_a_gpu_can_import_are_stand_ins_although_they_are_there(name: str) -> None:
+    finder = _Finder()
+    spec = finder.find_spec(name)
+    assert spec is not None and spec.origin == "stand-in"
+    module = finder.create_module(spec)
+    if "kimi" in name:
+        assert module.KimiK3LatentMoETailOp.initialize(hidden_size=1).contract.max_num_tokens == 1
