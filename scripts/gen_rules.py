@@ -16,7 +16,7 @@ _GROUPS = {
     "SD1": "The profile alone",
     "SD2": "Models, tokenizers and locks",
     "SD3": "Memory and hardware",
-    "SD4": "This host and vLLM's versions",
+    "SD4": "vLLM's versions and downloads",
     "SD5": "What vLLM's own code says",
 }
 

@@ -1,4 +1,4 @@
-"""`check`: every rule over profiles, with models, machine and host; what did not run is said."""
+"""`check`: every rule over profiles, with models and machine; what did not run is said."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from specserve.checks.rule import Context, Need
 from specserve.checks.rules import all_rules, memory, tokenizers
 from specserve.checks.run import context_of, identity, rules_for, run_rules, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
-from specserve.errors import SpecserveError
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile, world_size
+from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -160,51 +159,7 @@ def _collected(profile: Profile, wanted: CheckOptions, read: Read | None) -> Col
     except UnreadableValue as error:
         missing: dict[Need, str] = dict.fromkeys(("models", "hardware"), error.message)
         known = CollectedFacts(context_of(profile), profile, missing=missing)
-    if not wanted.here:
-        return known
-    try:
-        context, why = _on_this_machine(known, wanted)
-    except UnreadableValue as error:
-        context, why = known.context, error.message
-    missing = {**known.missing, **({"host": why} if why else {})}
-    return replace(known, context=context, missing=missing)
-
-
-def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Context, str]:
-    """The context with the launch on this host; or why the rules about the host do not apply."""
-    from specserve.checks.oraclechild import installed_table
-    from specserve.plan.host import localize, seen_from, this_host, with_taken_port
-    from specserve.plan.launch import launch
-    from specserve.vllm.versions import contains, installed
-
-    found, profile, context = installed(), known.profile, known.context
-    machine = context.machine
-    why = ""
-    if machine is not None and machine.basis == "assumed":
-        why = "`--assume` names another machine than this one"
-    elif machine is None and found and found.platform == "cpu" and world_size(profile) > 1:
-        why = (
-            "`hardware` names no accelerator, and several ranks do not share this CPU by themselves"
-        )
-    elif found is None:
-        why = "vLLM is not installed in specserve's environment"
-    elif machine and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
-        why = f"this machine's vLLM is for {found.platform}; the profile is for another platform"
-    elif profile.vllm and not contains(profile.vllm, found.version):
-        why = f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
-    if why or found is None:
-        return context, why
-    try:
-        table = installed_table(found)
-        plan = launch(profile, table=table, platform=found.platform, version=found.version)
-        host = this_host()
-        plan = localize(plan, installed=found, host=host)
-        host = with_taken_port(seen_from(host, plan), plan)
-    except SpecserveError as error:
-        return context, f"no launch can be planned: {error.message}"
-    if name := wanted.servers.get(plan.port):
-        host = replace(host, taken_ports={plan.port: f"the detached server `{name}`"})
-    return replace(context, plan=plan, host=host), ""
+    return known
 
 
 def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
@@ -215,7 +170,7 @@ def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
         ran -= {rule.code for rule in rules if rule.check.__module__ == memory.__name__}
     codes = {
         need: tuple(rule.code for rule in rules if rule.needs == need)
-        for need in ("models", "hardware", "host", "vllm")
+        for need in ("models", "hardware", "vllm")
     }
     of_tokenizers = {rule.code for rule in rules if rule.check.__module__ == tokenizers.__name__}
     by_files = tuple(sorted(_OF_FILES | of_tokenizers))
@@ -241,10 +196,9 @@ def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
         reason = f"the files of {names} are not here ({why}): {others}"
         yield Skipped(file, "models", by_files, reason, cause, help_)
     for group, reason in known.missing.items():
-        cause = "by_request" if group == "host" else "unsupported"
         left = tuple(code for code in codes[group] if code not in ran or group == "vllm")
         if left:
-            yield Skipped(file, group, left, reason, cause)
+            yield Skipped(file, group, left, reason, "unsupported")
     reasons: dict[str, None] = {}
     for judged in context.vllm:
         variant = f"`{judged.path}`" if judged.path else "this"

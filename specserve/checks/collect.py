@@ -51,8 +51,6 @@ class CheckOptions:
     """Whether the machine that runs this is looked at."""
     launch: bool = False
     """A launch here is to follow: what is found counts, whatever the profile says."""
-    servers: Mapping[int, str] = field(default_factory=dict)
-    """The names of this user's detached servers by their port, those that start included."""
     tell: Callable[[str], None] = field(default=lambda _: None)
     """Takes a few words on what is being done."""
 
@@ -94,7 +92,9 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     """All that the rules may look at. `read`: where models come from, else the usual places."""
     from specserve.plan.locking import locked
 
-    versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
+    versions = (
+        (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=wanted.here)
+    )
     lock, drift = _lock(profile, wanted)
     unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
     found, unread = _models(profile, read or _reader(profile, lock, wanted, unusable=unusable))

@@ -1,4 +1,4 @@
-"""`doctor`: twelve checks of this host, whatever the profile. `up` asks that of the compiler too.
+"""`doctor`: twelve checks of this host, whatever the profile. `up` asks two of them too.
 
 Neither vLLM nor torch is imported, and no network is asked.
 """
@@ -203,6 +203,13 @@ def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
     )
     is_off = is_off or any(name in plan.env for name in _NOT_COMPILED_ENV)
     return plan.platform == "cpu" and host.compiler is None and not is_off
+
+
+def lacks_shared_memory(plan: LaunchPlan) -> bool:
+    """Whether vLLM would refuse its message queues, because /dev/shm has no room for one."""
+    sizes = (plan.engine_kwargs.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    has_workers = plan.platform == "cpu" or any(size != 1 for size in sizes)
+    return has_workers and shutil.disk_usage("/dev/shm").free < _QUEUE_BYTES  # noqa: S108
 
 
 def _shm(here: Here) -> Iterator[Line]:

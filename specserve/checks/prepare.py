@@ -16,6 +16,7 @@ from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
     from specserve.checks.rule import Need
+    from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 
 _UNHEARD = Notices()
@@ -29,7 +30,6 @@ def prepare(
 
     Raises ProfileError (exit code 1 if a rule finds an error), UsageError and FactError.
     """
-    from specserve.checks.doctor import lacks_compiler
     from specserve.checks.oraclechild import installed_vllm
 
     profile = loaded(path, options)
@@ -41,15 +41,27 @@ def prepare(
         raise
     plan = planned.plan
     if options.check:
-        here = {"plan": plan, "host": planned.host} if planned.host and options.starts else {}
-        _run_rules(planned.written, options, notices, **here)
-    if options.check and options.starts and planned.host and lacks_compiler(plan, planned.host):
-        text = "vLLM would compile the model on this machine, which has no C++ compiler"
-        hint = "install g++, or write `enforce_eager: true` under `engine`; `--no-check` starts it"
-        raise ProfileError(
-            f"{profile.span('engine.enforce_eager')}: {text}", hint=hint, exit_code=1
-        )
+        _run_rules(planned.written, options, notices)
+    if options.check and options.starts and planned.host:
+        _refuse_host(profile, plan, planned.host)
     return planned.profile, plan
+
+
+def _refuse_host(profile: Profile, plan: LaunchPlan, host: Host) -> None:
+    """Raises ProfileError for what ends a launch on this host, half a minute after its start."""
+    from specserve.checks.doctor import lacks_compiler, lacks_shared_memory
+
+    if lacks_compiler(plan, host):
+        place = profile.span("engine.enforce_eager")
+        text = "vLLM would compile the model on this machine, which has no C++ compiler"
+        hint = "install g++, or write `enforce_eager: true` under `engine`"
+    elif lacks_shared_memory(plan):
+        place = profile.span("target")
+        text = "vLLM sends messages to its workers by 240 MiB of /dev/shm, and less is free"
+        hint = "give the container more: `docker run --shm-size 8g`, or `--ipc host`"
+    else:
+        return
+    raise ProfileError(f"{place}: {text}", hint=f"{hint}; `--no-check` starts it", exit_code=1)
 
 
 def plan_and_check(
@@ -68,18 +80,13 @@ def loaded(path: str, options: LaunchOptions) -> Profile:
     return load_profile(path, **chosen)
 
 
-def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **here: Any) -> None:
-    """Run the rules about the profile, and with plan and host those about this machine.
-
-    Raises ProfileError for errors.
-    """
+def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices) -> None:
+    """Run the rules about the profile. Raises ProfileError for errors."""
     from specserve.checks.run import run_rules_on_profile
 
     # a start is judged with its models afterwards: else what their names tell is told now
-    needs: tuple[Need, ...] = (
-        ("nothing", "host") if options.starts else ("nothing", "host", "models")
-    )
-    found = run_rules_on_profile(profile, here=options.starts, needs=needs, **here).findings
+    needs: tuple[Need, ...] = ("nothing",) if options.starts else ("nothing", "models")
+    found = run_rules_on_profile(profile, here=options.starts, needs=needs).findings
     # an alternative that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)

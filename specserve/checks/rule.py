@@ -12,7 +12,7 @@ from specserve.diagnostics import Severity
 from specserve.models.config import text_config
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.fact import Fact, minor
+from specserve.vllm.fact import Fact
 from specserve.vllm.limits import Length, context_length
 from specserve.vllm.registry import registry
 from specserve.vllm.speculation import METHODS
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.host import Host
-    from specserve.plan.launchplan import LaunchPlan
     from specserve.vllm.arguments import ArgumentProblem
 
 ERROR, WARNING, INFO = Severity
-Need = Literal["nothing", "models", "hardware", "host", "vllm"]
+Need = Literal["nothing", "models", "hardware", "vllm"]
 """What of a `Context` a rule looks at: models = `target` and `drafts`, hardware = `machine` and
-`memory`, host = `plan` and `host`."""
+`memory`."""
 
 
 class Violation(NamedTuple):
@@ -72,8 +70,6 @@ class Context:
     machine: Machine | None = None
     memory: Mapping[str, MemoryEstimate] = field(default_factory=dict)
     """By the path of a block; by `target` for a profile without speculation."""
-    plan: LaunchPlan | None = None
-    host: Host | None = None
     drift: tuple[Drift, ...] = ()
     """What is not as the profile's lock says."""
     vllm: tuple[VllmVerdict, ...] = ()
@@ -105,13 +101,6 @@ class Context:
     def versions_whose_registry(self, holds: Callable[..., bool], *arguments: object) -> list[str]:
         """The target versions whose registry of models says so: `holds` takes it first."""
         return [version for version in self.target_versions if holds(registry(version), *arguments)]
-
-    def only_in_older(self, found: Sequence[str]) -> bool:
-        """Whether nobody asked for these versions: no range, not the newest, nor the one here."""
-        own = [
-            version for version in found if self.plan and minor(version) == minor(self.plan.vllm)
-        ]
-        return self.profile.vllm is None and self.target_versions[-1] not in found and not own
 
     @property
     def on_cpu(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from specserve.checks.rule import Context, Need, Rule, Violation
 from specserve.checks.rules import all_rules, static_rules
@@ -15,10 +15,6 @@ from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile, fingerprint
 from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
-
-if TYPE_CHECKING:
-    from specserve.plan.host import Host
-    from specserve.plan.launchplan import LaunchPlan
 
 UNUSED_IGNORE = Code("SD100", "unused-ignore", Severity.WARNING)
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
@@ -91,17 +87,14 @@ def run_rules_on_profile(
     profile: Profile,
     *,
     problems: Iterable[Finding] = (),
-    plan: LaunchPlan | None = None,
-    host: Host | None = None,
     here: bool = False,
     needs: Collection[Need] | None = None,
 ) -> RuleRun:
-    """What the rules find that look at no model, and with plan and host those about this machine.
+    """What the rules find that look at no model.
 
     `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
     """
-    context = context_of(profile, here=here or plan is not None)
-    return run_rules(replace(context, plan=plan, host=host), problems=problems, needs=needs)
+    return run_rules(context_of(profile, here=here), problems=problems, needs=needs)
 
 
 def context_of(profile: Profile, *, here: bool = False) -> Context:
@@ -138,7 +131,6 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
     there = {
         "models": context.target is not None,
         "hardware": context.machine is not None,
-        "host": context.plan is not None and context.host is not None,
         "vllm": bool(context.vllm),
     }
     rules = all_rules() if any(there.values()) else static_rules()
@@ -169,9 +161,9 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
                 else "the profile names no range; judged for"
             )
             which = ", ".join(found.versions)
+            if not profile.vllm and known[-1] not in found.versions and severity is Severity.ERROR:
+                severity = Severity.WARNING
             notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
-        if severity is Severity.ERROR and context.only_in_older(found.versions):
-            severity = Severity.WARNING
     places = ((path, label) for path, label in found.related.items() if path in profile.spans)
     return Finding(
         rule.code,

@@ -72,7 +72,7 @@ def check(
 ) -> None:
     """Prove before the launch that target and draft agree and fit in memory.
 
-    check judges the profile, tokenizers, models, memory, hardware and this host. It reads
+    check judges the profile, tokenizers, models, memory and hardware. It reads
     configurations, tokenizer files and tensor headers from directories, the Hub cache or the Hub,
     but no weights. Where vLLM is installed, its own code then judges the launch, too, for a GPU
     that need not be here. What could not be checked is listed as skipped and never counts as ok.
@@ -95,7 +95,6 @@ def check(
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.profile.load import examine_partial
     from specserve.report.findings import StderrNotices, show_findings
-    from specserve.serve.detached.processes import running_records
     from specserve.vllm.fact import minor
     from specserve.vllm.versions import table
 
@@ -113,7 +112,6 @@ def check(
         asks=not no_ask,
         source=source,
         version=judged.minor if judged else None,
-        servers={record.port: record.name for record in running_records()},
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
@@ -137,9 +135,7 @@ def check(
     if unread := [verdict.undone.path for verdict in verdicts if verdict.undone]:
         say(f"exit code 2: `{escaped(unread[0])}` was not checked, and nothing is published of it")
         raise typer.Exit(2)
-    # with --assume, this host is none of the profile's business
-    skips = any(assume is None or item.group != "host" for item in report.skipped)
-    raise typer.Exit(_is_bad(report, strict=strict) or int(complete and skips))
+    raise typer.Exit(_is_bad(report, strict=strict) or int(complete and bool(report.skipped)))
 
 
 def _is_bad(report: Report, *, strict: bool) -> int:

@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ from specserve.vllm.versions import Installed, installed
 PLUGIN = "specserve_vllm_cpu"
 """Entry point of the CPU set-up's plug-in that cures vllm-project/vllm#55005."""
 _GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadFolder:
-    """The folder of downloaded models."""
-
-    path: str
-    free_bytes: int
-    is_writable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +37,6 @@ class Host:
     """Memory of the machine, or of its container; not what is free."""
     compiler: str | None
     """The C++ compiler that torch would call; None where there is none."""
-    taken_ports: Mapping[int, str] = field(default_factory=dict)
-    """Those of the launch's ports that are taken, and by whom."""
-    shm_bytes: int | None = None
-    """Size of /dev/shm; None where there is none."""
-    cache: DownloadFolder | None = None
-    """Where downloads would go; None: not looked at."""
-    arctic_inference: str | None = "?"
-    """Version of the package that `suffix` needs; None: not installed, `?`: not looked at."""
 
 
 def this_host() -> Host:
@@ -196,48 +178,6 @@ def server_bytes(plan: LaunchPlan) -> float:
 def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
     value = plan.env.get(name, environ.get(name, ""))
     return "" if isinstance(value, FromEnv) else value
-
-
-_SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
-
-
-def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.environ) -> Host:
-    """The host with what this launch would meet on it. `environ` is the environment that the server inherits."""
-    is_suffix = (plan.speculation or {}).get("method") == "suffix"
-    return replace(
-        host,
-        shm_bytes=_size(_SHM),
-        cache=_cache(
-            {**environ, **{name: value for name, value in plan.env.items() if isinstance(value, str)}}
-        ),
-        arctic_inference=_version_of("arctic-inference") if is_suffix else "?",
-    )
-
-
-def with_taken_port(host: Host, plan: LaunchPlan) -> Host:
-    """The host with who has the launch's port; a launch itself looks at it when it is about to take it."""
-    from specserve.hardware.host import holder
-
-    with suppress(OSError):  # an address that is not of this host
-        if plan.port and (found := holder(plan.host, plan.port)):
-            return replace(host, taken_ports={plan.port: str(found)})
-    return host
-
-
-def _size(folder: Path) -> int | None:
-    with suppress(OSError):
-        return shutil.disk_usage(folder).total
-    return None
-
-
-def _cache(environ: Mapping[str, str]) -> DownloadFolder | None:
-    """Source: huggingface_hub/constants.py 1.0, HF_HUB_CACHE."""
-    home = environ.get("HF_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    folder = Path(environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser()
-    with suppress(OSError, RuntimeError):
-        there = next(part for part in (folder, *folder.parents) if part.exists())
-        return DownloadFolder(str(folder), shutil.disk_usage(there).free, os.access(there, os.W_OK))
-    return None
 
 
 def described(platform: str | None) -> dict[str, str]:

@@ -97,12 +97,12 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
             why = f"assumed: GPUs, because `hardware` names no accelerator and the launch needs {ranks}"
             plan = replace(plan, added=(Added("platform", why), *plan.added))
         return Planned(profile, plan, written)
-    from specserve.plan.host import localize, seen_from, this_host
+    from specserve.plan.host import localize, this_host
 
     host = this_host()
     plan = localize(plan, installed=vllm.installed, host=host)
     plan = without_hub(plan, profile, lock, needed=bool(options.locked) and options.starts)
-    return Planned(profile, plan, written, seen_from(host, plan))
+    return Planned(profile, plan, written, host)
 
 
 @dataclass(frozen=True, slots=True)

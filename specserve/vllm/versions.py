@@ -163,15 +163,13 @@ def _unknown(text: str) -> UsageError:
 def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
     """The known minors that a profile with this range is judged against, oldest first.
 
-    Without a range these are the newest two and, if `here`, the installed one. Raises UsageError.
+    Without a range these are the newest two or, if `here`, the installed one. Raises UsageError.
     """
     if spec:
         return in_range(spec)
     known = known_versions()
     own = installed_version() if here else None
-    return tuple(
-        name for name in known if name in known[-2:] or (own and minor(name) == minor(own))
-    )
+    return tuple(name for name in known if own and minor(name) == minor(own)) or known[-2:]
 
 
 def contains(spec: str, version: str) -> bool:

@@ -1,11 +1,10 @@
-"""What the example of a rule is judged in: the models it names, a machine, a host, a launch."""
+"""What the example of a rule is judged in: the models it names, a machine, what vLLM says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.oraclechild import VllmArgument, VllmVerdict
@@ -14,25 +13,12 @@ from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift
 from specserve.models.read import read_model
-from specserve.plan.host import DownloadFolder, Host
-from specserve.plan.launch import launch
-from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
-from specserve.vllm.versions import in_range, table
+from specserve.vllm.versions import judged_versions
 
 GIB = 2**30
-HOST = Host(
-    python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
-    numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
-)  # fmt: skip
-HOSTS: Mapping[str, Mapping[str, Any]] = {
-    "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
-    "SD404": {"shm_bytes": 512 * 2**20},
-    "SD405": {"cache": DownloadFolder("/cache/hub", 64 * GIB, True)},
-    "SD405 read-only": {"cache": DownloadFolder("/cache/hub", 64 * GIB, False)},
-}
-"""How the host of a rule's example differs from an ordinary one, by code."""
 MACHINES: Mapping[str, Machine] = {
+    "SD405": Machine(accelerator("H100-80GB"), 8, basis="found", free_bytes=(80 * GIB,) * 8),
     "SD309": Machine(accelerator("L4-24GB"), 1, basis="found", free_bytes=(21 * GIB,)),
     "SD312": Machine(
         accelerator("H100-80GB"), 1, basis="found", free_bytes=(40 * GIB,),
@@ -40,7 +26,7 @@ MACHINES: Mapping[str, Machine] = {
     ),
 }  # fmt: skip
 """The machine that is found; elsewhere it is the one that the profile names."""
-HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
+HUB_BYTES = {"org/small": 2**20, "org/large": 2**60}
 """Models of a Hub that nobody has downloaded yet."""
 _SERVED = VllmVerdict(effective={"model_runner": "V2"})
 
@@ -72,8 +58,8 @@ DRIFT: Mapping[str, Drift] = {
 
 def surroundings(rule: Rule, loaded: Profile, *, case: str) -> Context:
     """All that a rule may look at; what it does not need is left out. `case`: of which of its examples."""
-    models = rule.needs in ("models", "hardware") or case in DRIFT or "cache" in HOSTS.get(case, {})
-    context = Context(loaded, in_range(loaded.vllm or ""))
+    models = rule.needs in ("models", "hardware") or case in DRIFT
+    context = Context(loaded, judged_versions(loaded.vllm))
     if models:
         wanted = CheckOptions(offline=True, here=False, machine=MACHINES.get(case))
         context = collect(loaded, wanted=wanted, read=read).context
@@ -81,19 +67,9 @@ def surroundings(rule: Rule, loaded: Profile, *, case: str) -> Context:
         context = replace(context, drift=(DRIFT[case],))
     if rule.needs == "vllm":
         context = replace(context, vllm=answers(rule, loaded))
-    if rule.needs != "hardware":
+    if rule.needs != "hardware" and case not in MACHINES:
         context = replace(context, machine=None)
-    if rule.needs in ("nothing", "host"):
-        host = replace(HOST, **HOSTS.get(case, {}))
-        context = replace(context, plan=planned(loaded), host=host)
     return context
-
-
-def planned(loaded: Profile) -> LaunchPlan:
-    """A launch on the CPU, of a profile whose arguments need not be right."""
-    minor = (in_range(loaded.vllm or "") or ("0.33",))[-1]
-    clean = replace(loaded, engine={}, speculation=None, frontend={})
-    return replace(launch(clean, table=table(minor), platform="cpu"), engine_kwargs=loaded.engine)
 
 
 def read(model: str, revision: str | None) -> ModelFacts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,15 @@ import yaml
 from specserve.checks.rules import all_rules
 from specserve.checks.run import run_rules, run_rules_on_profile
 from specserve.diagnostics import Finding, Severity
-from specserve.plan.host import Host
-from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.report.manual import Page, pages
+from specserve.vllm import versions
 from specserve.vllm.versions import known_versions, table
 from tests.checks.checkpoints import beside
 from tests.checks.judging import judge, of
 from tests.checks.surroundings import surroundings
 
 Load = Callable[[str], Profile]
-BARE = Host(
-    python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
-    numa_nodes=1, capacity_bytes=2**33, compiler=None,
-)  # fmt: skip
 EXAMPLES: list[dict[str, str]] = yaml.safe_load(
     Path(__file__).with_name("examples.yaml").read_text(encoding="utf-8")
 )
@@ -188,15 +182,18 @@ def test_a_quantization_that_vllm_maps_needs_no_plug_in(profile: Load, word: str
     ]
 
 
-@pytest.mark.parametrize(("version", "severity"), [("0.32", Severity.ERROR), ("0.33", Severity.WARNING)])
+@pytest.mark.parametrize(
+    ("installed", "severities"),
+    [("0.32.0", [Severity.ERROR]), ("0.33.0", []), (None, [Severity.WARNING])],
+)
 def test_what_only_older_versions_refuse_is_an_error_for_the_one_that_will_run_it(
-    profile: Load, version: str, severity: Severity
+    profile: Load, monkeypatch: pytest.MonkeyPatch, installed: str | None, severities: list[Severity]
 ) -> None:
     text = "{method: draft_model, model: ./d, num_speculative_tokens: 4, fly_window_size: 3}"
     loaded = profile(f"speculation: {text}")
-    plan = launch(replace(loaded, speculation=None), table=table(version), platform="cuda")
-    found = run_rules_on_profile(loaded, plan=plan, host=BARE).findings
-    assert [item.severity for item in found if item.code == "SD102"] == [severity]
+    monkeypatch.setattr(versions, "installed_version", lambda: installed)
+    found = run_rules_on_profile(loaded, here=True).findings
+    assert [item.severity for item in found if item.code == "SD102"] == severities
 
 
 def test_an_unknown_argument_is_marked_at_its_key_even_above_its_value(profile: Load) -> None:

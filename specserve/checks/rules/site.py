@@ -1,8 +1,10 @@
-"""SD4xx, SD5xx: vLLM versions, what a launch meets on this machine, what vLLM's code says of it."""
+"""SD4xx, SD5xx: vLLM versions, downloads, and what vLLM's own code says of a launch."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,6 @@ from specserve.vllm.versions import known_versions
 if TYPE_CHECKING:
     from specserve.checks.oraclechild import VllmArgument, VllmVerdict
     from specserve.models.facts import ModelFacts
-
-SMALL_SHM_BYTES = 2**30
-"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it by default."""
-QUEUE_BYTES = 10 * 24 * 2**20
-"""The largest message queue of a launch, which vLLM refuses if it exceeds what is free.
-
-(vllm/distributed/device_communicators/shm_broadcast.py, `check_shm_free_space` and `MessageQueue`)
-"""
 
 
 @rule("SD402", INFO)
@@ -35,48 +29,21 @@ def unknown_vllm(ctx: Context) -> Violations:
         )
 
 
-@rule("SD403", WARNING, needs="host")
-def taken_port(ctx: Context) -> Violations:
-    """Another process listens on the port."""
-    assert ctx.plan is not None and ctx.host is not None
-    if holder := ctx.host.taken_ports.get(ctx.plan.port):
-        help_ = "stop it, or write another port; `port: 0` takes a free one"
-        yield Violation("server.port", f"port {ctx.plan.port} is taken by {holder}", help=help_)
-
-
-@rule("SD404", WARNING, needs="host")
-def small_shared_memory(ctx: Context) -> Violations:
-    """The shared memory of `/dev/shm` is too small for several ranks."""
-    assert ctx.host is not None and ctx.plan is not None
-    target, size = ctx.profile.target, ctx.host.shm_bytes
-    ranks = target.tensor_parallel_size * target.pipeline_parallel_size
-    has_workers = ranks > 1 or ctx.plan.platform == "cpu"
-    if size is None or not has_workers or size >= (SMALL_SHM_BYTES if ranks > 1 else QUEUE_BYTES):
-        return
-    split = "pipeline" if target.pipeline_parallel_size > target.tensor_parallel_size else "tensor"
-    whose = f"{ranks} ranks share" if ranks > 1 else "engine and worker share"
-    needs = ": vLLM needs 240 MiB for one message queue" if size < QUEUE_BYTES else ""
-    yield Violation(
-        f"target.{split}_parallel_size" if ranks > 1 else "target",
-        f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
-        help="give the container more shared memory: `docker run --shm-size 8g`, or `--ipc host`",
-        severity=ERROR if size < QUEUE_BYTES else None,
-    )
-
-
-@rule("SD405", ERROR, needs="host")
+@rule("SD405", ERROR, needs="models")
 def full_disk(ctx: Context) -> Violations:
-    """The weights to download do not fit on the disk, or the cache cannot be written."""
-    cache = ctx.host.cache if ctx.host else None
-    for path, missing in _downloads(ctx) if cache else ():
-        if cache and missing and not cache.is_writable:
-            text = f"{gib(missing)} must be downloaded, and `{cache.path}` cannot be written"
-            help_ = "set `HF_HOME` to a folder that can be written, or download it beforehand"
-            yield Violation(path, text, help=help_)
-        elif cache and missing > cache.free_bytes:
-            free = f"`{cache.path}` has {gib(cache.free_bytes)} free"
+    """The weights to download do not fit on the disk of the cache."""
+    if ctx.machine is None or ctx.machine.basis != "found":
+        return
+    from specserve.models.hub import hub_cache
+
+    cache = hub_cache({**os.environ, **ctx.profile.env})
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    for path, missing in _downloads(ctx):
+        if missing > free:
+            text = f"{gib(missing)} must be downloaded, and `{cache}` has {gib(free)} free"
             help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
-            yield Violation(path, f"{gib(missing)} must be downloaded, and {free}", help=help_)
+            yield Violation(path, text, help=help_)
 
 
 def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
