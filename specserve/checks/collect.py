@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from specserve.memory.inputs import MemoryInputs
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
-    from specserve.models.tokenizercompare import TokenizerComparison
 
 UNREADABLE = Code("SD290", "unreadable-model", Severity.ERROR)
 Read = Callable[[str, str | None], "ModelFacts"]
@@ -113,7 +112,7 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     context = Context(profile, versions, drafts.pop("target", None), drafts, drift=drift)
     if context.target:
         wanted.tell("comparing tokenizers")
-        context = _with_tokenizers(context, found, unread, lock=lock)
+        context = _with_tokenizers(context, found, unread)
     missing: dict[Need, str] = {}
     try:
         machine, why = _machine(profile, wanted)
@@ -247,13 +246,11 @@ def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[
 
 
 def _with_tokenizers(
-    context: Context,
-    found: Mapping[str, ModelFacts],
-    unread: tuple[Unread, ...],
-    *,
-    lock: Lock | None,
+    context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...]
 ) -> Context:
     """The context with each draft model's tokenizer against the target's, or the one named."""
+    from specserve.models.tokenizercompare import compare
+
     target = context.target
     assert target is not None
     paths = ("target.tokenizer", "engine.tokenizer_revision")
@@ -264,26 +261,9 @@ def _with_tokenizers(
             for variant in context.variants
             if variant.draft and variant.method == "draft_model"
         }
-        compared = {
-            path: _compare(target, draft, tokenizer=other, lock=lock)
-            for path, draft in pairs.items()
-        }
+        compared = {path: compare(target, draft, tokenizer=other) for path, draft in pairs.items()}
         context = replace(context, tokenizers=compared)
     return context
-
-
-def _compare(
-    target: ModelFacts, draft: ModelFacts, *, lock: Lock | None, tokenizer: ModelFacts | None = None
-) -> TokenizerComparison:
-    """By the lock, if no files are at hand; else by the files."""
-    from specserve.models.tokenizercompare import compare
-
-    main = tokenizer or target
-    if lock and "lock" in (main.origin, draft.origin):
-        known = lock.comparison((main.model, main.revision), (draft.model, draft.revision))
-        if known:
-            return known
-    return compare(target, draft, tokenizer=tokenizer)
 
 
 def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, str]:

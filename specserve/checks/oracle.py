@@ -34,7 +34,7 @@ from specserve.hardware.accelerators import Machine
 from specserve.memory.inputs import memory_inputs
 from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
-from specserve.models.hub import fact_cache
+from specserve.models.hub import answer_cache
 from specserve.plan.launch import plainest, with_models
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
@@ -256,7 +256,7 @@ def _file(request: Mapping[str, Any], setting: Sequence[str], vllm: VllmToAsk) -
     """Where the answer is kept: its name says all that decides about the answer."""
     decides = [request, setting, vllm.version, vllm.changed, libraries(), __version__, _digest()]
     text = json.dumps(decides, sort_keys=True, default=str)
-    return fact_cache() / "oracle" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return answer_cache() / "oracle" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 @lru_cache

@@ -22,7 +22,7 @@ from specserve import __version__
 from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError
 from specserve.files import write_whole
-from specserve.models.hub import fact_cache
+from specserve.models.hub import answer_cache
 from specserve.vllm import versions
 from specserve.vllm.arguments import VllmTable, table_of
 from specserve.vllm.versions import Installed, Vllm, table
@@ -211,7 +211,7 @@ def installed_vllm() -> Vllm | None:
 def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTable | None:
     """What an installed vLLM says of itself, or said before; None if it gives no answer."""
     changed = changed_at(found.package / "engine")
-    file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
+    file = answer_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
     gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
     for answer in (kept_answer(file), None):
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from specserve.deploy.weights import published_bytes
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
+from specserve.models.hub import NOT_READ
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
 from specserve.plan.nodes import LaunchNode, node_count, on_node
@@ -31,7 +32,6 @@ CORRUPTED_TEXT = (
 _START_MINUTES = 10
 _BYTES_PER_S = 100e6
 _UNKNOWN_BYTES = 60e9
-_LEFT_OUT = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 """What repositories hold beside the weights that vLLM reads, and would double the download."""
 _TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -363,7 +363,7 @@ def environment(made: Deployment, *, cache: str) -> dict[str, str]:
 def staging(download: StagedModel) -> list[str]:
     """Returns the command that brings one repository into the cache; `hf` comes with vLLM."""
     revision = [f"--revision={download.revision}"] if download.revision else []
-    flag, patterns = ("--include", _TOKENIZER) if download.tokenizer_only else ("--exclude", _LEFT_OUT)
+    flag, patterns = ("--include", _TOKENIZER) if download.tokenizer_only else ("--exclude", NOT_READ)
     words = [word for pattern in patterns for word in (flag, pattern)]
     return ["hf", "download", download.model, *revision, *words]
 

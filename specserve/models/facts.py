@@ -1,19 +1,15 @@
-"""What is known of a model without its weights, and the same as JSON for a lock and a cache."""
+"""What is known of a model without its weights."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
-
-from specserve.errors import FactError
 
 Origin = Literal["directory", "cache", "hub", "lock", "published"]
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -84,81 +80,6 @@ def holds_tokenizer(files: Iterable[str]) -> bool:
     """
     parts = r"tokenizer\.|vocab|\.model|tekken|tiktoken|tokenization_|\.gguf|_tokenizer"
     return any(re.search(parts, name.lower()) for name in files)
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_MAX_TENSOR_BYTES = 256 << 20
-"""Of the text that tensors are written as; 72,000 tensors of an expert model take 5 MB."""
-
-
-def to_record(facts: ModelFacts) -> dict[str, Any]:
-    """The facts in JSON's types, the same for the same model on every machine."""
-    lines = [
-        f"{tensor.dtype} {'x'.join(map(str, tensor.shape))} {name}"
-        for name, tensor in sorted((facts.tensors or {}).items())
-    ]
-    packed = base64.b64encode(zlib.compress("\0".join(lines).encode("utf-8", "surrogatepass"), 9))
-    return {
-        "model": facts.model,
-        "revision": facts.revision,
-        "commit": facts.commit,
-        "config": dict(facts.config),
-        "generation_config": facts.generation_config,
-        "files": {
-            name: {
-                key: value
-                for key, value in (("size", file.size_bytes), ("sha256", file.sha256))
-                if value is not None
-            }
-            for name, file in sorted(facts.files.items())
-        },
-        "weight_files": list(facts.weight_files),
-        "tensors": None if facts.tensors is None else packed.decode(),
-        "broken": dict(sorted(facts.broken.items())),
-    }
-
-
-def from_record(record: Mapping[str, Any], *, origin: Origin) -> ModelFacts:
-    """The facts of a record. Raises FactError for what `to_record` does not write."""
-    try:
-        commit, generation = record["commit"], record["generation_config"]
-        if commit is not None and not _COMMIT.fullmatch(commit):
-            raise ValueError("its commit is not 40 hexadecimal digits")
-        files = {
-            str(name): ModelFile(
-                None if file.get("size") is None else int(file["size"]), file.get("sha256")
-            )
-            for name, file in record["files"].items()
-        }
-        return ModelFacts(
-            model=str(record["model"]),
-            origin=origin,
-            config=dict(record["config"]),
-            revision=record["revision"],
-            commit=commit,
-            generation_config=None if generation is None else dict(generation),
-            files=files,
-            tensors=None if record["tensors"] is None else _tensors(record["tensors"]),
-            weight_files=tuple(map(str, record["weight_files"])),
-            broken={str(name): str(why) for name, why in record["broken"].items()},
-        )
-    except KeyError as error:
-        raise FactError(f"the entry of a model lacks {error}") from error
-    except (TypeError, ValueError, OverflowError, AttributeError, zlib.error) as error:
-        raise FactError(f"the entry of a model is not valid: {error}") from error
-
-
-def _tensors(packed: str) -> dict[str, Tensor]:
-    """The tensors of a record. Raises ValueError, zlib.error."""
-    unpack = zlib.decompressobj()
-    text = unpack.decompress(base64.b64decode(packed, validate=True), _MAX_TENSOR_BYTES)
-    if not unpack.eof:
-        raise ValueError("its tensors are cut short, or too many")
-    tensors = {}
-    for line in text.decode("utf-8", "surrogatepass").split("\0") if text else ():
-        dtype, shape, name = line.split(" ", 2)
-        tensors[name] = Tensor(dtype, tuple(map(int, shape.split("x"))) if shape else ())
-    return tensors
 
 
 _FILE = Path(__file__).with_name("published.json")

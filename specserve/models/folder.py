@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from specserve.errors import FactError, quoted, system_reason
 from specserve.files import open_regular
 from specserve.models.facts import BITS, CONFIG, ModelFacts, ModelFile, Origin, Tensor
-from specserve.models.jsonfile import LFS_POINTER, parse_object, read_object
+from specserve.models.jsonfile import parse_object, read_object
 
 GENERATION = "generation_config.json"
 _MAX_HEADER_BYTES = 100_000_000
@@ -23,10 +21,7 @@ _INDEX = {
     "consolidated*.safetensors": "consolidated.safetensors.index.json",
     "*.safetensors": "model.safetensors.index.json",
 }
-_SHARD = re.compile(r"(.*-)\d{5}-of-(\d{5})\.safetensors")
-_NOT_FOR_INFERENCE = (
-    "training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt",
-)  # fmt: skip
+_OF_TRAINING = ("training_args.", "optimizer.", "scheduler.", "scaler.")
 _SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
 
 
@@ -58,8 +53,7 @@ def weight_files(
 ) -> tuple[str, ...]:
     """The safetensors files, else the .bin or .pt files, that vLLM loads; absent ones too.
 
-    Absent are those of an index, or of a set of shards, that are not there. Raises FactError for
-    an index that is none.
+    Absent are those of an index that are not there. Raises FactError for an index that is none.
     """
     top = sorted(name for name in names if "/" not in name)
     for pattern, index in _INDEX.items():
@@ -71,17 +65,10 @@ def weight_files(
                 raise FactError(f"`{index}` has no `weight_map` from tensors to files beside it")
             return tuple(sorted(set(listed)))
         if found:
-            shards = (match for name in found if (match := _SHARD.fullmatch(name)))
-            promised = {
-                f"{shard[1]}{number:05d}-of-{shard[2]}.safetensors"
-                for shard in shards
-                for number in range(1, int(shard[2]) + 1)
-            }
-            return tuple(sorted(promised.union(found)))
-    for suffix in (".bin", ".pt"):
-        if found := [name for name in top if name.endswith(suffix)]:
-            return tuple(name for name in found if not name.endswith(_NOT_FOR_INFERENCE))
-    return ()
+            return tuple(found)
+    weights = [name for name in top if not name.startswith(_OF_TRAINING)]
+    by_type = ([name for name in weights if name.endswith(end)] for end in (".bin", ".pt"))
+    return tuple(next(filter(None, by_type), ()))
 
 
 Tensors = Mapping[str, Tensor]
@@ -101,10 +88,9 @@ def read_header(path: Path) -> Tensors:
             data = stream.read(min(length, _MAX_HEADER_BYTES))
     except OSError as error:
         raise FactError(f"cannot read `{name}`: {system_reason(error)}") from error
-    if start == LFS_POINTER[:8]:
-        raise FactError(f"`{name}` is a Git LFS pointer: the file itself was not downloaded")
     if len(start) < 8 or len(data) < length:
-        raise FactError(f"`{name}` is truncated, or is not a safetensors file")
+        kinds = "a Git LFS pointer, or not a safetensors file"
+        raise FactError(f"`{name}` is truncated, {kinds}")
     content = parse_object(data, where=f"the header of `{name}`")
     content.pop("__metadata__", None)
     return tensors_of(content, name=name, room_bytes=size - 8 - length)
@@ -143,11 +129,17 @@ def read_folder(
     revision: str | None = None,
     commit: str | None = None,
     need_config: bool = True,
+    files: Mapping[str, ModelFile] | None = None,
+    read_headers: Callable[[list[str]], Iterable[Tensors | FactError]] | None = None,
 ) -> ModelFacts:
-    """The facts of a directory.
+    """The facts of a directory. Raises FactError without one, or without a readable configuration.
 
-    Raises FactError without one, or without a readable configuration.
+    `files`: those of a model whose small files alone lie there; `read_headers`: what its weight
+    files say of themselves, in their order; `need_config`: False for a mere tokenizer.
     """
+    place = model if files else str(folder)
+    files = list_files(folder) if files is None else files
+    broken = dict[str, str]()  # a lock holds this: it knows no folder of this machine
 
     def header(name: str) -> Tensors | FactError:
         try:
@@ -155,72 +147,47 @@ def read_folder(
         except FactError as error:
             return error
 
-    return assemble(
-        ModelFacts(model, origin, {}, revision, commit, files=list_files(folder)),
-        place=str(folder),
-        need_config=need_config,
-        headers_of=lambda names: map(header, names),
-    )
-
-
-def assemble(
-    facts: ModelFacts,
-    *,
-    place: str,
-    need_config: bool,
-    headers_of: Callable[[list[str]], Iterable[Tensors | FactError]],
-) -> ModelFacts:
-    """What the files of a model say. Raises FactError without a readable configuration.
-
-    `place`: the directory or Hub id, for messages; `need_config`: False for a repository with a
-    tokenizer only; `headers_of`: those of weight files, in their order.
-    """
-    files, broken = facts.files, dict[str, str]()
-
-    def content(name: str, *, folder: str = "") -> Mapping[str, Any]:
-        # a lock holds what is broken, and knows no folder of this machine
-        path, where = files[name].path, f"{folder}{name}"
-        if path is None:
-            raise FactError(f"`{where}` is too large to be read")
-        return read_object(path, where=where)
+    def content(name: str) -> Mapping[str, Any]:
+        return read_object(folder / name, where=name)
 
     if CONFIG not in files and need_config:
         if "params.json" in files:
-            raise FactError(
-                f"`{place}` has params.json of Mistral's own and no {CONFIG}", cause="unsupported"
-            )
-        has_weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
-        hint = "it has weights without their configuration"
-        hint = hint if has_weights else "check that it is a model's directory"
-        raise FactError(f"`{place}` has no {CONFIG}", hint=hint)
-    config = content(CONFIG, folder=f"{place}/") if CONFIG in files else {}
-    generation = None
-    if GENERATION in files:
-        try:
-            generation = content(GENERATION)
-        except FactError as error:
-            broken[GENERATION] = error.message
-    weights: tuple[str, ...] = ()
+            text = f"`{place}` has params.json of Mistral's own and no {CONFIG}"
+            raise FactError(text, cause="unsupported")
+        raise FactError(
+            f"`{place}` has no {CONFIG}", hint="check that it is a model's directory, and whole"
+        )
+    config = read_object(folder / CONFIG, where=f"{place}/{CONFIG}") if CONFIG in files else {}
+    generation, weights = None, tuple[str, ...]()
+    try:
+        generation = content(GENERATION) if GENERATION in files else None
+    except FactError as error:
+        broken[GENERATION] = error.message
     try:
         weights = weight_files(files, read_index=content)
     except FactError as error:
         broken[_INDEX["*.safetensors"]] = error.message
     names = [name for name in weights if name.endswith(".safetensors") and name in files]
     tensors: dict[str, Tensor] | None = {} if names and len(names) == len(weights) else None
-    for name, header in zip(names, headers_of(names), strict=True):
-        if isinstance(header, FactError):
-            broken[name], tensors = header.message, None
+    headers = read_headers(names) if read_headers else map(header, names)
+    for name, said in zip(names, headers, strict=True):
+        if isinstance(said, FactError):
+            broken[name], tensors = said.message, None
         elif tensors is not None:
-            tensors.update(header)
+            tensors.update(said)
     if tensors and not all(tensor.dtype in BITS for tensor in tensors.values()):
         tensors = None
-    sizes = {name: files[name].size_bytes if name in files else None for name in weights}
     broken |= {name: f"`{name}` is missing" for name in weights if name not in files}
-    broken |= {name: f"`{name}` is empty" for name, size in sizes.items() if size == 0}
-    return replace(
-        facts,
+    there = [name for name in weights if name in files]
+    broken |= {name: f"`{name}` is empty" for name in there if files[name].size_bytes == 0}
+    return ModelFacts(
+        model=model,
+        origin=origin,
         config=config,
+        revision=revision,
+        commit=commit,
         generation_config=generation,
+        files=files,
         tensors=tensors,
         weight_files=weights,
         broken=broken,

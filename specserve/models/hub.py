@@ -6,7 +6,6 @@ takes 0.3 s.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,36 +14,29 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from specserve import __version__
-from specserve.errors import FactError, system_reason
+from specserve.errors import FactError
 from specserve.files import write_whole
-from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.folder import Tensors, assemble, is_small, tensors_of
-from specserve.models.jsonfile import read_object, read_regular
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.folder import Tensors, is_small, read_folder, read_header, tensors_of
+from specserve.models.jsonfile import read_regular
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
 """Stays free on the disk, for logs and the like."""
-_MAX_SMALL_BYTES = 128 << 20
 _AT_ONCE = 8
 _DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash", "dspark")
 """Tags that authors of drafts give their repositories; the first is that of the library."""
 _MOST_LISTED = 50
 """Of each tag; the list of all models derived from a popular one has thousands."""
-_NOT_READ = (
-    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx",
-    "*.onnx_data", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.mp3", "*.mp4", "*.wav",
-    "*.flac", "*.parquet", "*.arrow", "*.ipynb", "*.zip", "*.tar*",
-)  # fmt: skip
-"""vLLM reads every other file, and of these the weight files.
-
-Source: vllm/transformers_utils/repo_utils.py, `_WEIGHT_FILE_PATTERNS`, 0.32.
-"""
+NOT_READ = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
+"""What no launch reads; of the other weights it reads one kind."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
 def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
@@ -64,8 +56,8 @@ def is_offline(env: Mapping[str, str] = os.environ) -> bool:
     return value.upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def fact_cache() -> Path:
-    """`SPECSERVE_CACHE_DIR`, or the user's cache folder."""
+def answer_cache() -> Path:
+    """Where vLLM's answers are kept: `SPECSERVE_CACHE_DIR`, or the user's cache folder."""
     from platformdirs import user_cache_path
 
     named = os.environ.get("SPECSERVE_CACHE_DIR")
@@ -92,25 +84,6 @@ def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Path | No
     return folder if COMMIT.fullmatch(commit) and folder.is_dir() else None
 
 
-def recall(model: str, *, revision: str | None) -> ModelFacts | None:
-    """What was read of a revision of a model of the Hub when it was last asked."""
-    try:
-        facts = from_record(read_object(_record_file(model, revision)), origin="cache")
-    except FactError:
-        return None
-    here = _repository(model, hub_cache()) / "snapshots" / str(facts.commit)
-    files = {
-        name: replace(file, path=here / name) if _is_there(here / name, file) else file
-        for name, file in facts.files.items()
-    }
-    return replace(facts, files=files)
-
-
-def _record_file(model: str, revision: str | None) -> Path:
-    name = f"{model}@{revision or 'main'}.json".replace("/", "--")
-    return fact_cache() / "models" / name
-
-
 def _is_there(path: Path, file: ModelFile) -> bool:
     """Whether a file lies there, in the size that the Hub says."""
     try:
@@ -122,31 +95,48 @@ def _is_there(path: Path, file: ModelFile) -> bool:
 def read_from_hub(
     model: str, *, revision: str | None = None, need_config: bool = True
 ) -> ModelFacts:
-    """What the Hub says of a revision; what was read of its commit before is not asked for again.
+    """What the Hub says of a revision: small files as a whole, weight files by their headers.
 
-    Small files go into the Hub cache, where no branch leads to them. Raises FactError.
+    Small files go into the Hub cache, where no branch leads to them: vLLM would take them for a
+    whole model. Raises FactError.
     """
-    known = recall(model, revision=revision)
-    if known and (
-        (need_config and not known.config)
-        or any(is_small(name) and not file.path for name, file in known.files.items())
-    ):
-        known = None
-    if known and known.commit == revision:
-        return replace(known, origin="hub")
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
     with _asking(model, revision):
-        info = _info(model, revision)
-        if known and known.commit == info.sha:
-            return replace(known, origin="hub")
-        facts = _read(model, info, need_config=need_config)
-    facts, file = replace(facts, revision=revision), _record_file(model, revision)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(to_record(facts)))
-    except OSError as error:
-        text = f"`{model}`: cannot write `{file}`: {system_reason(error)}"
-        raise FactError(text, hint="set SPECSERVE_CACHE_DIR to another folder") from error
-    return facts
+        info, api = _info(model, revision), HfApi(os.environ.get("HF_ENDPOINT"))
+        folder = _repository(model, hub_cache()) / "snapshots" / info.sha
+        sizes = {str(entry.rfilename): entry.size for entry in info.siblings}
+        _fetch(model, info.sha, filter(is_small, sizes), cache=hub_cache())
+        files = {
+            name: ModelFile(sizes[name], path=folder / name if is_small(name) else None)
+            for name in sorted(sizes)
+        }
+
+        def header(name: str) -> Tensors | FactError:
+            try:
+                if _is_there(folder / name, files[name]):
+                    return read_header(folder / name)
+                found = api.parse_safetensors_file_metadata(model, name, revision=info.sha)
+                entries = {key: vars(entry) for key, entry in found.tensors.items()}
+                # less than the header is long may be missing: the library does not tell its length
+                return tensors_of(entries, name=name, room_bytes=sizes[name])
+            except SafetensorsParsingError as error:
+                words = str(error).rpartition("): ")[2]
+                return FactError(f"the header of `{name}` cannot be read: {words}")
+            except FactError as error:
+                return error
+
+        return read_folder(
+            folder,
+            model=model,
+            origin="hub",
+            revision=revision,
+            commit=info.sha,
+            need_config=need_config,
+            files=files,
+            read_headers=lambda names: _at_once(header, names),
+        )
 
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
@@ -204,7 +194,7 @@ def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
     files = {
         name: file
         for name, file in facts.files.items()
-        if name in weights or not any(fnmatchcase(name, pattern) for pattern in _NOT_READ)
+        if name in weights or not any(fnmatchcase(name, each) for each in (*NOT_READ, *_WEIGHTS))
     }
     missing = tuple(name for name, file in files.items() if not _is_there(folder / name, file))
     return ModelDownload(facts.model, commit, facts.revision, folder, files, missing)
@@ -224,18 +214,10 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
 
 
 def fetch_files(download: ModelDownload, *, cache: Path) -> None:
-    """Downloads what is missing, with the Hub library's progress on a terminal.
-
-    Raises FactError, also for a file of another size than
-    the Hub said.
-    """
+    """Downloads what is missing, with progress on a terminal. Raises FactError."""
     model, commit = download.model, download.commit
     with _asking(model, is_shown=sys.stderr.isatty()):
         _fetch(model, commit, download.missing, cache=cache)
-    for name in download.missing:
-        if not _is_there(download.folder / name, download.files[name]):
-            text = f"`{name}` of `{model}` does not have the size that the Hub reported"
-            raise FactError(text, hint="remove it from the Hub cache and pull again")
     if find_snapshot(model, revision=download.revision, cache=cache) is None:
         ref = _repository(model, cache) / "refs" / (download.revision or "main")
         with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
@@ -261,56 +243,17 @@ def _info(model: str, revision: str | None) -> Any:
     return info
 
 
-def _read(model: str, info: Any, *, need_config: bool) -> ModelFacts:
-    """The facts of a commit: small files as a whole, weight files by their headers."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import SafetensorsParsingError
-
-    api = HfApi(os.environ.get("HF_ENDPOINT"))
-    files = {
-        entry.rfilename: ModelFile(entry.size)
-        for entry in sorted(info.siblings, key=lambda entry: str(entry.rfilename))
-    }
-    small = [name for name in files if is_small(name)]
-    small = [name for name in small if (files[name].size_bytes or 0) <= _MAX_SMALL_BYTES]
-    for name, place in _fetch(model, info.sha, small, cache=hub_cache()).items():
-        if not _is_there(place, files[name]):
-            text = f"the size of `{name}` does not match the size that the Hub reported"
-            raise FactError(f"`{model}`: {text}", cause="unreachable")
-        files[name] = replace(files[name], path=place)
-
-    def header(name: str) -> Tensors | FactError:
-        try:
-            found = api.parse_safetensors_file_metadata(model, name, revision=info.sha)
-            entries = {key: vars(entry) for key, entry in found.tensors.items()}
-            # less than the header is long may be missing: the library does not tell its length
-            return tensors_of(entries, name=name, room_bytes=files[name].size_bytes)
-        except SafetensorsParsingError as error:
-            words = str(error).rpartition("): ")[2]
-            return FactError(f"the header of `{name}` cannot be read: {words}")
-        except FactError as error:
-            return error
-
-    return assemble(
-        ModelFacts(model, "hub", {}, commit=info.sha, files=files),
-        place=model,
-        need_config=need_config,
-        headers_of=lambda names: _at_once(header, names),
-    )
-
-
-def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> dict[str, Path]:
-    """The places of these files; a listing of the library would demand the others offline."""
+def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> None:
+    """Downloads these files. `snapshot_download` would note all others as missing offline."""
     from huggingface_hub import hf_hub_download
 
-    def fetch(name: str) -> Path:
-        endpoint = os.environ.get("HF_ENDPOINT")
-        return Path(
-            hf_hub_download(model, name, revision=commit, cache_dir=cache, endpoint=endpoint)
-        )
-
-    names = list(names)
-    return dict(zip(names, _at_once(fetch, names), strict=True))
+    endpoint = os.environ.get("HF_ENDPOINT")
+    _at_once(
+        lambda name: hf_hub_download(
+            model, name, revision=commit, cache_dir=cache, endpoint=endpoint
+        ),
+        list(names),
+    )
 
 
 def _at_once(work: Callable[[str], Any], names: list[str]) -> list[Any]:

@@ -9,9 +9,7 @@ from typing import Any
 from specserve.errors import FactError, system_reason
 from specserve.files import open_regular
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_OBJECT_BYTES = 64 << 20
-_MOST_DIGITS = 100
 
 
 def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> bytes:
@@ -36,26 +34,14 @@ def read_object(path: Path, *, where: str | None = None) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
-    """A JSON object. Raises FactError for other JSON, no JSON, and numbers of 100 digits."""
+    """A JSON object. Raises FactError for other JSON and for no JSON."""
     try:
-        value = json.loads(data, parse_int=whole_number)
-    except RecursionError:
-        problem = "it is nested too deeply"
-    except json.JSONDecodeError as error:
-        problem = f"{error.msg.lower()} at line {error.lineno} column {error.colno}"
-    except ValueError as error:
-        problem = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-    else:
-        if isinstance(value, dict):
-            return value
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+        if data.startswith(b"version https://git-lfs"):
+            problem = "it is a Git LFS pointer, and the file itself was not downloaded"
+        raise FactError(f"{where} is not valid JSON: {problem}") from error
+    if not isinstance(value, dict):
         raise FactError(f"{where} is not a JSON object")
-    if data.startswith(LFS_POINTER):
-        problem = "it is a Git LFS pointer, and the file itself was not downloaded"
-    raise FactError(f"{where} is not valid JSON: {problem}")
-
-
-def whole_number(digits: str) -> int:
-    """A number of a JSON file. Raises ValueError for one that fits into no float."""
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError("it contains a number with too many digits")
-    return int(digits)
+    return value

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from specserve.errors import FactError, system_reason
 from specserve.files import open_regular
-from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
+from specserve.models.facts import ModelFacts, ModelFile, Tensor
 from specserve.models.folder import is_small, read_folder
 from specserve.models.hub import COMMIT, current_commit
 from specserve.models.jsonfile import read_object
-from specserve.models.tokenizercompare import (
-    TokenDifference,
-    TokenizerComparison,
-    TokenizerVerdict,
-)
 
 VERSION = 1
-_HINT = "`specserve lock` writes it again"
-Key = tuple[str, str | None]
-"""A model and its revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +28,6 @@ class Lock:
 
     file: Path
     models: tuple[ModelFacts, ...]
-    comparisons: Mapping[tuple[str, str], TokenizerComparison]
-    """By target and draft, each as `MODEL` or `MODEL@REVISION`."""
     created: str
     """The day, such as 2026-01-31."""
     specserve: str
@@ -56,21 +48,10 @@ class Lock:
                 return entry
         return None
 
-    def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
-        """How the tokenizers of two of its models compare, if that was recorded."""
-        pair = self.entry(*target), self.entry(*draft)
-        names = [label(entry.model, entry.revision) for entry in pair if entry]
-        return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
-
 
 def is_path(model: str) -> bool:
     """Whether a lock's model is a directory; there, every relative path starts with a dot."""
     return model.startswith((".", "/", "~"))
-
-
-def label(model: str, revision: str | None) -> str:
-    """One name for a model at a revision."""
-    return f"{model}@{revision}" if revision else model
 
 
 def lock_path(profile_file: str) -> Path | None:
@@ -86,66 +67,78 @@ def read_lock(file: Path) -> Lock | None:
         return None
     try:
         content = read_object(file, where=file.name)
-        version = content.get("version")
-        if type(version) is not int or version != VERSION:
-            text = f"its format version is {version!r:.20}, but this specserve reads {VERSION}"
-            raise FactError(text)
-        created, by = content["created"], content["specserve"]
-        if not isinstance(created, str) or not isinstance(by, str):
-            raise FactError("`created` must be a date, and `specserve` a version number")
-        models = tuple(map(_model, content["models"]))
-        return Lock(file, models, dict(map(_comparison, content["comparisons"])), created, by)
-    except (KeyError, TypeError, ValueError) as error:
+        if content["version"] != VERSION:
+            raise ValueError(f"its format is not version {VERSION}")
+        models = tuple(map(_facts, content["models"]))
+        return Lock(file, models, str(content["created"]), str(content["specserve"]))
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error, FactError) as error:
         lacks = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise FactError(f"`{file.name}` is not a valid lock: {lacks}", hint=_HINT) from error
-    except FactError as error:
-        text = error.message
-        if file.name not in text:
-            text = f"`{file.name}` is not a valid lock: {text}"
-        raise FactError(text, hint=_HINT) from error
+        text = f"`{file.name}` is not a valid lock: {lacks}"
+        raise FactError(text, hint="`specserve lock` writes it again") from error
 
 
-def _model(entry: Any) -> ModelFacts:
-    facts = from_record(entry, origin="lock")
-    if is_path(facts.model) == (facts.commit is not None):
-        text = f"`{facts.model[:80]}` needs a commit if it is a Hub id, and none if it is a path"
-        raise FactError(text)
-    if facts.revision and COMMIT.fullmatch(facts.revision) and facts.revision != facts.commit:
-        raise FactError(f"`{facts.model[:80]}` is locked at a commit other than its revision")
-    return facts
+def _facts(entry: Mapping[str, Any]) -> ModelFacts:
+    """The facts of one entry. Raises what Python raises for one that is none."""
+    commit, packed = entry["commit"], entry["tensors"]
+    if commit is not None and not COMMIT.fullmatch(commit):
+        raise ValueError(f"the commit of `{entry['model']}` is not 40 hexadecimal digits")
+    tensors: dict[str, Tensor] | None = None
+    if packed is not None:
+        lines = zlib.decompress(base64.b64decode(packed)).decode("utf-8", "surrogatepass")
+        tensors = {}
+        for line in lines.split("\0") if lines else ():
+            dtype, shape, name = line.split(" ", 2)
+            tensors[name] = Tensor(dtype, tuple(map(int, shape.split("x"))) if shape else ())
+    files = {
+        name: ModelFile(file.get("size"), file.get("sha256"))
+        for name, file in entry["files"].items()
+    }
+    return ModelFacts(
+        model=str(entry["model"]),
+        origin="lock",
+        config=dict(entry["config"]),
+        revision=entry["revision"],
+        commit=commit,
+        generation_config=entry["generation_config"],
+        files=files,
+        tensors=tensors,
+        weight_files=tuple(entry["weight_files"]),
+        broken=dict(entry["broken"]),
+    )
 
 
-def _comparison(entry: Any) -> tuple[tuple[str, str], TokenizerComparison]:
-    values = dict(entry)
-    pair = str(values.pop("target")), str(values.pop("draft"))
-    if values["verdict"] not in get_args(TokenizerVerdict):
-        raise FactError(f"{values['verdict']!r:.40} is no verdict on tokenizers")
-    first = values.get("first_difference")
-    values["first_difference"] = None if first is None else TokenDifference(**first)
-    values["reasons"] = tuple(map(str, values["reasons"]))
-    return pair, TokenizerComparison(**values)
+def _entry(facts: ModelFacts) -> dict[str, Any]:
+    """The facts in JSON's types, the same for the same model on every machine."""
+    lines = [
+        f"{tensor.dtype} {'x'.join(map(str, tensor.shape))} {name}"
+        for name, tensor in sorted((facts.tensors or {}).items())
+    ]
+    packed = base64.b64encode(zlib.compress("\0".join(lines).encode("utf-8", "surrogatepass"), 9))
+    files: dict[str, dict[str, Any]] = {}
+    for name, file in facts.files.items():
+        values = {"size": file.size_bytes, "sha256": file.sha256}
+        files[name] = {key: value for key, value in values.items() if value is not None}
+    return {
+        "model": facts.model,
+        "revision": facts.revision,
+        "commit": facts.commit,
+        "config": dict(facts.config),
+        "generation_config": facts.generation_config,
+        "files": files,
+        "weight_files": list(facts.weight_files),
+        "tensors": None if facts.tensors is None else packed.decode(),
+        "broken": dict(facts.broken),
+    }
 
 
-def lock_text(
-    models: Iterable[ModelFacts],
-    *,
-    comparisons: Mapping[tuple[str, str], TokenizerComparison],
-    created: str,
-    specserve: str,
-) -> str:
+def lock_text(models: Iterable[ModelFacts], *, created: str, specserve: str) -> str:
     """The lock as it is written: the same text for the same models on every machine."""
+    sorted_models = sorted(models, key=lambda facts: (facts.model, facts.revision or ""))
     content = {
         "version": VERSION,
         "created": created,
         "specserve": specserve,
-        "models": [
-            to_record(facts)
-            for facts in sorted(models, key=lambda facts: (facts.model, facts.revision or ""))
-        ],
-        "comparisons": [
-            {"target": target, "draft": draft, **asdict(comparison)}
-            for (target, draft), comparison in sorted(comparisons.items(), key=lambda one: one[0])
-        ],
+        "models": list(map(_entry, sorted_models)),
     }
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts
 from specserve.models.folder import read_folder
-from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub, recall
+from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub
 from specserve.models.jsonfile import read_regular
 
 _HUB_ID = re.compile(
@@ -63,7 +63,7 @@ def read_model(
         return known
     if not offline and not is_offline():
         return read_from_hub(model, revision=revision, need_config=need_config)
-    if known := recall(model, revision=revision) or known:
+    if known:
         return known
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"

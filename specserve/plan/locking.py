@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,13 @@ from specserve.models.lock import (
     hashed,
     identity,
     is_path,
-    label,
     lock_path,
     lock_text,
     read_lock,
 )
 from specserve.models.read import local_path, read_model, refuse_no_hub_id
-from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
+from specserve.plan.uses import ModelUse, model_uses
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.source import recall
 
@@ -190,12 +188,7 @@ def lock_profile(
             tell(f"reading {use.model}")
             read[key] = _read_today(use, offline=offline)
     models = {key: _entry(facts, key, _recorded(profile, key[0], file)) for key, facts in read.items()}
-    tell("comparing tokenizers")
-    comparisons = {
-        (label(models[one].model, one[1]), label(models[other].model, other[1])): comparison
-        for (one, other), comparison in _comparisons(profile, read).items()
-    }
-    return _write(file, tuple(models.values()), comparisons=comparisons)
+    return _write(file, tuple(models.values()))
 
 
 def _key(use: ModelUse) -> _Key:
@@ -244,38 +237,16 @@ def _written(profile: Profile, model: str) -> str:
         return ""
 
 
-def _comparisons(
-    profile: Profile, read: Mapping[_Key, ModelFacts]
-) -> dict[tuple[_Key, _Key], TokenizerComparison]:
-    """The target's tokenizer, by default the target's own, against the target and against each draft model."""
-    from specserve.models.tokenizercompare import compare
-
-    target, own = _key(model_uses(profile)[0]), _key(tokenizer_use(profile))
-    apart = read[own] if own != target else None
-    found = {(own, target): compare(apart, read[target])} if apart else {}
-    for path, block in profile.blocks.items():
-        if block.method == "draft_model" and (draft := draft_use(profile, block, path=path)):
-            found[own, _key(draft)] = compare(read[target], read[_key(draft)], tokenizer=apart)
-    return found
-
-
-def _write(
-    file: Path,
-    models: tuple[ModelFacts, ...],
-    *,
-    comparisons: Mapping[tuple[str, str], TokenizerComparison],
-) -> Locked:
+def _write(file: Path, models: tuple[ModelFacts, ...]) -> Locked:
     """Leaves a lock that says the same as it is, so that its date is that of the last change."""
-
-    def text(created: str, specserve: str) -> str:
-        return lock_text(models, comparisons=comparisons, created=created, specserve=specserve)
-
     with suppress(FactError):
         old = read_lock(file)
-        if old and file.read_text(encoding="utf-8") == text(old.created, old.specserve):
+        if old and file.read_text(encoding="utf-8") == lock_text(
+            models, created=old.created, specserve=old.specserve
+        ):
             return Locked(file, models, changed=False)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    write_named(file, text(today, __version__))
+    write_named(file, lock_text(models, created=today, specserve=__version__))
     return Locked(file, models, changed=True)
 
 

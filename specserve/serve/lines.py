@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from specserve.errors import quoted
-from specserve.models.jsonfile import whole_number
 from specserve.plan.launchplan import Json
 
 Record = dict[str, Any]
@@ -71,9 +70,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     """The JSON object of one line. Raises ValueError with the reason in words."""
     try:
         text = raw.decode("utf-8")
-        body = json.loads(
-            text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=whole_number
-        )
+        body = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:

@@ -76,14 +76,14 @@ def test_target_and_draft_are_fetched_without_what_vllm_does_not_read(
     assert pull(file) == 0
     wanted = {
         "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md",
-        "chat_template.jinja",
+        "chat_template.jinja", "picture.png",
     }  # fmt: skip
     assert names(snapshot("target", "a")) == names(snapshot("draft", "b")) == wanted
     assert not snapshot("head", "c").exists()
     stdout, stderr = capsys.readouterr()
     assert stdout.splitlines() == [str(snapshot("target", "a")), str(snapshot("draft", "b"))]
     # small files were read before, to know the model
-    assert "downloading org/target at aaaaaaaaaaaa: 2 files, 0 MB" in stderr
+    assert "downloading org/target at aaaaaaaaaaaa: 3 files, 0 MB" in stderr
 
 
 def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path) -> None:
