@@ -7,10 +7,10 @@ weight is read. Answers are kept by configuration, version and GPU.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import Distribution, PackageNotFoundError, version
@@ -21,7 +21,7 @@ from specserve import __version__, engine
 from specserve.checks.oraclechild import (
     CHILD,
     OracleChild,
-    VllmArgument,
+    VllmChange,
     VllmVerdict,
     changed_at,
     installed_table,
@@ -122,7 +122,7 @@ def questions_about(
         target, draft = shapes["target"], shapes.get(path)
         method, beside = block.method if block else None, tuple[int, ...]()
         known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}
-        with contextlib.suppress(FactError):
+        with suppress(FactError):
             band = reserve(memory_inputs(profile, machine=machine, version=vllm.version, **known))
             beside = (int(band.high), int(band.low))
         found[path] = VllmQuestion(plan, machine, vllm, target, draft, method, beside)
@@ -140,60 +140,63 @@ def ask(
 
     There is one child for each kind of GPU. Whole answers are kept.
     """
-    answers: dict[Path, dict[str, Any]] = {}
-    wanted: dict[tuple[str, ...], dict[Path, dict[str, Any]]] = {}
-    files = []
-    for question in questions:
-        request, setting = _request(question), _setting(question)
-        files.append(file := _file(request, setting, question.vllm))
-        if (kept := kept_answer(file)) is not None:
-            answers[file] = kept
-        else:
-            wanted.setdefault(setting, {})[file] = request
-    if wanted:
-        before()
-    for setting, requests in wanted.items():
-        vllm = next(each.vllm for each in questions if _setting(each) == setting)
+    verdicts: dict[int, VllmVerdict] = {}
+    is_told = False
+    for setting in dict.fromkeys(map(_setting, questions)):
+        asked = {at: each for at, each in enumerate(questions) if _setting(each) == setting}
+        vllm = next(iter(asked.values())).vllm
         plain = {_file(request, setting, vllm): request for request in _PLAINEST}
-        said = {file: kept for file in plain if (kept := kept_answer(file)) is not None}
-        new = {**{file: plain[file] for file in plain if file not in said}, **requests}
-        try:
-            with OracleChild([*(command or CHILD), *setting]) as child:
-                for number, answer in child.answers(list(new.values()), limit_s=limit_s):
-                    said[list(new)[number]] = answer
-            usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
-            for file, request in new.items():
-                answer = said[file]
-                if request not in _PLAINEST and "warnings" in answer:
-                    lines = answer["warnings"]
-                    answer["warnings"] = [item for item in lines if item["at"] not in usual]
+        files = {at: _file(_request(each), setting, vllm) for at, each in asked.items()}
+        requests = plain | {files[at]: _request(each) for at, each in asked.items()}
+        said = {file: kept for file in requests if (kept := kept_answer(file)) is not None}
+        new = {file: request for file, request in requests.items() if file not in said}
+        if new and not is_told:
+            is_told = True
+            before()
+        if new:
+            said |= _answers([*(command or CHILD), *setting], new, limit_s)
+        usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
+        verdicts |= {at: _read(said[files[at]], each, usual=usual) for at, each in asked.items()}
+    return tuple(verdicts[at] for at in range(len(questions)))
+
+
+def _answers(
+    command: Sequence[str], requests: Mapping[Path, dict[str, Any]], limit_s: float
+) -> dict[Path, dict[str, Any]]:
+    """What a child says, by the file in which it is kept."""
+    files, said = list(requests), dict[Path, dict[str, Any]]()
+    try:
+        with OracleChild(command) as child:
+            for number, answer in child.answers(list(requests.values()), limit_s=limit_s):
+                said[files[number]] = answer
                 if "not_judged" not in answer and not answer.get("skipped"):
-                    keep_answer(file, answer)  # a library that is not here may be here tomorrow
-            answers |= said
-        except FactError as error:
-            answers |= {file: {"not_judged": error.message} for file in requests}
-    return tuple(
-        _read(answers[file], question) for file, question in zip(files, questions, strict=True)
-    )
+                    keep_answer(files[number], answer)  # what is not here may come
+    except FactError as error:
+        return {file: {"not_judged": error.message} for file in files} | said
+    return said
 
 
-def _read(answer: Mapping[str, Any], question: VllmQuestion) -> VllmVerdict:
+def _read(answer: Mapping[str, Any], question: VllmQuestion, *, usual: set[str]) -> VllmVerdict:
     """A refusal says nothing about a model of which only a part of its config.json is known."""
     plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
     try:
-        found = {name: answer[name] for name in plain if name in answer}
-        for name in ("warnings", "infos"):
-            found[name] = tuple(item["text"] for item in answer.get(name, ()))
-        asked = tuple(VllmArgument(**item) for item in answer.get("asked", ()))
-        verdict = VllmVerdict(**found, loc=tuple(answer.get("loc", ())), asked=asked)
+        verdict = VllmVerdict(
+            basis=f"vLLM {question.vllm.version}, {question.machine}",
+            **{name: answer[name] for name in plain if name in answer},
+            loc=tuple(answer.get("loc", ())),
+            changed=tuple(VllmChange(**item) for item in answer.get("changed", ())),
+            warnings=tuple(
+                item["text"] for item in answer.get("warnings", ()) if item["at"] not in usual
+            ),
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"specserve cannot read the answer of vLLM {question.vllm.version}"
         raise FactError(why) from error
     is_whole = question.target.is_whole and (question.draft is None or question.draft.is_whole)
     if verdict.refused is not None and not is_whole:
         why = "only the published part of a configuration is known, and vLLM refuses it"
-        verdict = VllmVerdict(not_judged=f"{why}: {verdict.refused}")
-    return replace(verdict, basis=f"vLLM {question.vllm.version}, {question.machine}")
+        return VllmVerdict(basis=verdict.basis, not_judged=f"{why}: {verdict.refused}")
+    return verdict
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
@@ -202,10 +205,8 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
     is_head = method is not None and method.draft == "head"
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
     models = {_TARGET: target} | ({_DRAFT: draft} if draft else {})
-    tensors = {_TARGET: _tensors(target)}
-    if is_head or draft is not None:
-        # stages inside the target are read from its checkpoint
-        tensors[_DRAFT] = _tensors(draft or target)
+    # stages inside the target are read from its checkpoint
+    tensors = (draft or target).tensors if draft or is_head else None
     return {
         "argv": list(plan.argv[2:]),
         "env": {
@@ -219,16 +220,13 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
         },
         "build": {
             "draft_lacks": _lacks(draft) if is_head else [],
-            "tensors": tensors,
+            "draft_tensors": [
+                (name, tensor.dtype, tensor.shape) for name, tensor in (tensors or {}).items()
+            ],
             "beside": list(question.beside),
         },
         "count": question.machine.count * question.machine.nodes,
     }
-
-
-def _tensors(facts: ModelFacts) -> list[tuple[str, str, tuple[int, ...]]]:
-    tensors = facts.tensors or {}
-    return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
 def _lacks(draft: ModelFacts | None) -> list[str]:
@@ -264,7 +262,7 @@ def libraries() -> dict[str, str]:
     """The versions of what decides beside vLLM: configurations are read and models built by it."""
     found = {}
     for name in ("transformers", "torch"):
-        with contextlib.suppress(PackageNotFoundError):
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
 

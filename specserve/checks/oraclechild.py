@@ -36,15 +36,13 @@ _LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class VllmArgument:
-    """An argument of the command line, and the value that vLLM runs."""
+class VllmChange:
+    """An argument of the command line that vLLM runs with another value, and its words on that."""
 
     argument: str
     value: Any
     effective: Any
-    place: str
-    """Where it is in vLLM's configuration."""
-    is_changed: bool
+    why: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +64,14 @@ class VllmVerdict:
     """What vLLM was doing when it refused; empty: the configuration."""
     loc: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict)
-    asked: tuple[VllmArgument, ...] = ()
+    """What decides about context, batches, graphs and attention, by name."""
+    changed: tuple[VllmChange, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the models, built without memory: bytes of weights (`stages`), and what vLLM's
     planner makes of a low and a high budget (`plans`)."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Steps that cannot be taken here, with the reason."""
     warnings: tuple[str, ...] = ()
-    infos: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> tuple[VllmArgument, ...]:
-        """What vLLM runs with another value than the one that is asked for."""
-        return tuple(item for item in self.asked if item.is_changed)
 
 
 class OracleChild:
@@ -158,10 +151,8 @@ class OracleChild:
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        if "Failed to infer device type" in last:  # vllm/config/device.py, 0.26-0.33
-            return (
-                "this vLLM is not for the platform of the profile; `--assume` names another machine"
-            )
+        if "Failed to infer device type" in last:  # vllm/config/device.py
+            last = "this vLLM is not for the platform of the profile; try `--assume`"
         return last[:300]
 
 
@@ -180,15 +171,9 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
         write_whole(file, json.dumps(answer))
 
 
-def changed_at(folder: Path) -> str:
-    """The time of the newest change of a Python file of a package, which a version may not tell."""
-    newest = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(".py"):
-                with contextlib.suppress(OSError):
-                    newest = max(newest, os.stat(f"{place}/{name}").st_mtime_ns)  # noqa: PTH116
-    return str(newest)
+def changed_at(package: Path) -> str:
+    """When a Python file of a package was changed last, which its version does not tell."""
+    return str(max((file.stat().st_mtime_ns for file in package.rglob("*.py")), default=0))
 
 
 @lru_cache
@@ -213,17 +198,17 @@ def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTa
     changed = changed_at(found.package / "engine")
     file = answer_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
     gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
-    for answer in (kept_answer(file), None):
-        try:
-            said = answer
+    for kept in (kept_answer(file), None):
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError, AttributeError, FactError
+        ):
+            said = kept
             if said is None:
                 with OracleChild([*command, *gpu]) as child:
-                    ((_, asked),) = child.answers([{"accepted": True}])
-                    said = asked["accepted"]
+                    ((_, answer),) = child.answers([{"accepted": True}])
+                said = answer["accepted"]
             read = table_of(said, version=found.version, distribution=found.distribution)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
-            continue
-        if answer is None:
-            keep_answer(file, said)
-        return read
+            if kept is None:
+                keep_answer(file, said)
+            return read
     return None

@@ -1,14 +1,14 @@
 """Builds the models of a launch without memory: on the meta device, no weight is read.
 
-What a quantized checkpoint becomes after loading is not computed. Written against vLLM 0.26 and
-0.31 to 0.33.
+What a quantized checkpoint becomes after loading is not computed. Written against vLLM 0.31 to
+0.33.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +20,8 @@ _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidde
 
 @dataclass(frozen=True, slots=True)
 class BuiltStage:
-    """A pipeline stage: its models, the KV cache of each layer by its name, and the backends."""
+    """A pipeline stage: the KV cache of each layer by its name, and the attention backends."""
 
-    target: Any
-    draft: Any
-    target_layers: frozenset[str]
     specs: dict[str, Any]
     backends: list[Any]
     figures: dict[str, Any]
@@ -66,8 +63,7 @@ def as_rank(config: Any, *, stage: int) -> contextlib.AbstractContextManager[Any
         "_PCP": _group(parallel.prefill_context_parallel_size),
     }  # fmt: skip
     for name, group in groups.items():
-        if hasattr(parallel_state, name):  # no version has all of them
-            setattr(parallel_state, name, group)
+        setattr(parallel_state, name, group)
     return set_current_vllm_config(config)  # type: ignore[no-any-return]
 
 
@@ -86,6 +82,9 @@ def weightless() -> Iterator[None]:
     def is_gpu(value: Any) -> bool:
         return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
+    def is_number(value: Any) -> bool:
+        return isinstance(value, (int, float))
+
     class Weightless(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -100,27 +99,23 @@ def weightless() -> Iterator[None]:
                 args = tuple(args[0].device if is_gpu(item) else item for item in args)
             if is_gpu(kwargs.get("device")) or type(kwargs.get("device")) is int:
                 kwargs["device"] = args[0].device if func is torch.Tensor.to else None
+            size: Any = ()
             if func in makers and kwargs.get("device") is None:
-                size = kwargs.get(
-                    "size", args[0] if args and not isinstance(args[0], int) else args
-                )
-                if math.prod(item for item in size if isinstance(item, int)) > _SMALL:
-                    kwargs["device"] = "meta"
-            if func is torch.arange and isinstance(args[0], (int, float)) and args[0] > _SHORT:
+                size = kwargs.get("size", args[0] if args and not is_number(args[0]) else args)
+            is_long = func is torch.arange and is_number(args[0]) and args[0] > _SHORT
+            if is_long or math.prod(filter(is_number, size)) > _SMALL:
                 kwargs["device"] = "meta"
-            if func in (torch.einsum, torch.outer) and any(
-                getattr(item, "is_meta", False) for item in args
-            ):
-                args = tuple(
-                    item.to("meta") if isinstance(item, torch.Tensor) else item for item in args
-                )
+            if func in (torch.einsum, torch.outer):
+                tensors = [item for item in args if isinstance(item, torch.Tensor)]
+                if any(item.is_meta for item in tensors):
+                    args = (*args[: -len(tensors)], *(item.to("meta") for item in tensors))
             return func(*args, **kwargs)
 
     with Weightless():
         yield
 
 
-def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
+def _build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
     """One model of the configuration, without memory."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.kernels import linear
@@ -135,13 +130,7 @@ def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
         return initialize_model(config, model_config=model_config, prefix=prefix)
 
 
-def has_draft(config: Any) -> bool:
-    """Whether the last pipeline stage holds a second model."""
-    speculative = config.speculative_config
-    return speculative is not None and speculative.method not in _WITHOUT_MODEL
-
-
-def build_draft(config: Any) -> Any:
+def _build_draft(config: Any) -> Any:
     """The draft, which shares nothing yet (v1/spec_decode/llm_base_proposer.py)."""
     from vllm.v1.spec_decode.draft_model import DraftModelProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -152,8 +141,8 @@ def build_draft(config: Any) -> Any:
     proposer.vllm_config, proposer.speculative_config = config, speculative
     draft_config = proposer._create_draft_vllm_config()
     if is_draft_model:
-        return build(draft_config, prefix="draft_model")
-    return build(draft_config, model_config=speculative.draft_model_config)
+        return _build(draft_config, prefix="draft_model")
+    return _build(draft_config, model_config=speculative.draft_model_config)
 
 
 def _share(draft: Any, target: Any, config: Any, *, names: set[str], lacks: frozenset[str]) -> None:
@@ -163,8 +152,7 @@ def _share(draft: Any, target: Any, config: Any, *, names: set[str], lacks: froz
         return
     has_language = hasattr(target, "get_language_model")
     language = target.get_language_model() if has_language else target
-    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # 0.26 does not have it
-    if is_gemma4 is not None and is_gemma4():  # it reads the target's cache, too
+    if speculative.use_gemma4_mtp():  # it reads the target's cache, too
         from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 
         proposer = object.__new__(Gemma4Proposer)
@@ -192,47 +180,52 @@ def _share(draft: Any, target: Any, config: Any, *, names: set[str], lacks: froz
             layer.shared_head.head = head
 
 
-def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
-    """Bytes of the parameters, each counted once however often it is tied."""
-    new = {id(tensor): tensor for tensor in (model.parameters() if model is not None else ())}
-    sizes = [each.numel() * each.element_size() for key, each in new.items() if key not in seen]
+def _new_bytes(model: Any, *, seen: set[int]) -> dict[str, int]:
+    """Bytes of the parameters that were not seen before, however often they are tied."""
+    parameters = model.parameters() if model is not None else ()
+    new = {id(each): each for each in parameters if id(each) not in seen}
     seen.update(new)
-    return {"parameters": sum(sizes)}
+    return {"parameters": sum(each.numel() * each.element_size() for each in new.values())}
 
 
-def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStage:
+def build_stage(
+    config: Any, *, number: int, lacks: frozenset[str], load_draft: Callable[[Any], None]
+) -> BuiltStage:
     """A pipeline stage. `lacks`: the tables that the draft's checkpoint does not bring."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
 
-    context = config.compilation_config.static_forward_context
-    context.clear()
+    config.compilation_config.static_forward_context.clear()
+    speculative, parallel = config.speculative_config, config.parallel_config
+    has_draft = speculative is not None and speculative.method not in _WITHOUT_MODEL
     with as_rank(config, stage=number):
-        target, draft = build(config), None
-        target_layers = frozenset(context)
+        target, draft = _build(config), None
         names = set(get_layers_from_vllm_config(config, AttentionLayerBase))
-        if has_draft(config) and number == config.parallel_config.pipeline_parallel_size - 1:
-            draft = build_draft(config)
+        if has_draft and number == parallel.pipeline_parallel_size - 1:
+            if speculative.method in ("eagle3", "dflash", "dspark"):
+                eagle3_utils.set_eagle3_aux_hidden_state_layers(target, speculative)
+            draft = _build_draft(config)
+            load_draft(draft)
             _share(draft, target, config, names=names, lacks=lacks)
         current_platform.update_block_size_for_backend(config)
         specs = dict(get_kv_cache_spec(config))
         layers = get_layers_from_vllm_config(config, AttentionLayerBase)
         backends = list(dict.fromkeys(layer.get_attn_backend() for layer in layers.values()))
-        seen: set[int] = set()
-        figures = {
-            "target": _weights(target, seen=seen),
-            "draft": _weights(draft, seen=seen),
-            "kv": [
-                {
-                    "layer": name,
-                    "draft": name not in names,
-                    "kind": type(spec).__name__,
-                    "block_size": spec.block_size,
-                    "page_bytes": spec.page_size_bytes,
-                }
-                for name, spec in specs.items()
-            ],
-        }
-    return BuiltStage(target, draft, target_layers, specs, backends, figures)
+    seen: set[int] = set()
+    figures = {
+        "target": _new_bytes(target, seen=seen),
+        "draft": _new_bytes(draft, seen=seen),
+        "kv": [
+            {
+                "draft": name not in names,
+                "kind": type(spec).__name__,
+                "block_size": spec.block_size,
+                "page_bytes": spec.page_size_bytes,
+            }
+            for name, spec in specs.items()
+        ],
+    }
+    return BuiltStage(specs, backends, figures)

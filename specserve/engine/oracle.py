@@ -11,7 +11,7 @@ that follow `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refuse
 With `"folder": "DIR"` vLLM judges the launch, with the models in that folder, each a config.json
 alone, on `"count"` GPUs: the answer is what `judging.judge` returns for `"env"` and `"build"`. vLLM
 changes its own defaults and keeps what it finds out, so a fork judges, two of them at a time, each
-for at most `"limit_s"`: `{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
+for at most `"limit_s"`: `{"id": 1, "not_judged": "vLLM did not answer in time"}`.
 
 On the child's own command line `--gpu` describes a GPU that need not be there, and `--source` names
 a folder that holds another `vllm` package than the installed one.
@@ -25,13 +25,13 @@ import dataclasses
 import functools
 import importlib
 import json
+import multiprocessing
 import os
-import select
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,9 +59,7 @@ _ASKED_OF_EACH = (
     "vllm.v1.spec_decode.llm_base_proposer",
     "vllm.v1.worker.cp_utils",
     "vllm.v1.worker.gpu.attn_utils",
-    "vllm.v1.worker.gpu.spec_decode",
     "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
-    "vllm.v1.worker.gpu.spec_decode.speculator",
 )
 """What nearly every question makes vLLM import: once here, and not once more in each fork."""
 
@@ -120,10 +118,19 @@ def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
             return {"arguments": {name: known[name] for name in known if name not in own}}
         from specserve.engine import judging, pretend
 
+        serve = parser._subparsers._group_actions[0].choices["serve"]
+        titles = {
+            action.dest: group.title
+            for group in serve._action_groups
+            for action in group._group_actions
+        }
+        for action in serve._actions:  # this process answers no other question
+            action.default = argparse.SUPPRESS
+        given = parse(parser, request["argv"])
         os.chdir(request["folder"])
         pretend.see(request.get("count", 8))
-        given = {name: request.get(name, {}) for name in ("env", "build")}
-        return judging.judge(arguments, parser, argv=request["argv"], **given)
+        env, build = request.get("env", {}), request.get("build", {})
+        return judging.judge(arguments, given, titles=titles, env=env, build=build)
     except CommandRefused as error:
         return {"refused": str(error)}
 
@@ -135,74 +142,56 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else repr(value)
 
 
-class Fork:
-    """A fork of this process, which must be the only thread; nothing it does to vLLM is left."""
-
-    def __init__(self, answer: Callable[[], dict[str, Any]], *, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self.deadline = time.monotonic() + limit_s
-        self._said = b""
-        self._pipe, theirs = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                found = answer()
-            except Exception as error:
-                traceback.print_exc()  # stderr is for who maintains this
-                found = {"not_judged": error_text(error)}
-            with os.fdopen(theirs, "wb") as pipe:
-                pipe.write(json.dumps(found, default=_plain).encode())
-            os._exit(0)
-        os.close(theirs)
-
-    def fileno(self) -> int:
-        """The descriptor that becomes readable when the fork answers, or ends."""
-        return self._pipe
-
-    def answered(self, *, is_readable: bool) -> dict[str, Any] | None:
-        """The answer, once it is there or the time is over; None before that."""
-        more = os.read(self._pipe, 1 << 20) if is_readable else b""
-        self._said += more
-        if more or not (is_readable or time.monotonic() >= self.deadline):
-            return None
-        os.close(self._pipe)
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        if not is_readable:
-            return {"not_judged": f"vLLM did not answer within {self._limit_s:g} s"}
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(self._said))
-        return {"not_judged": "vLLM ended without an answer"}
+def _reply(pipe: Connection, parser: Any, request: dict[str, Any]) -> None:
+    """Judge in a fork of this process, which must be its only thread; nothing of it is left."""
+    try:
+        found = _answer(parser, request)
+    except Exception as error:
+        traceback.print_exc()  # stderr is for who maintains this
+        found = {"not_judged": error_text(error)}
+    pipe.send_bytes(json.dumps(found, default=_plain).encode())
 
 
 def serve(parser: Any, lines: JsonLines) -> None:
     """Answer until the input ends and everything is answered."""
+    forking = multiprocessing.get_context("fork")
     waiting: list[dict[str, Any]] = []
-    forks: dict[Any, Fork] = {}
+    forks: dict[Any, tuple[Any, float, Any]] = {}
     is_open = True
     while is_open or waiting or forks:
         while waiting and len(forks) < _AT_ONCE:
             request = waiting.pop(0)
-            ask = functools.partial(_answer, parser, request)
-            if "folder" in request:
-                forks[request["id"]] = Fork(ask, limit_s=request.get("limit_s", _LIMIT_S))
-            else:  # parsing changes nothing
-                lines.write({"id": request["id"], **ask()}, default=_plain)
-        soonest = min((fork.deadline for fork in forks.values()), default=None)
-        left_s = None if soonest is None else max(soonest - time.monotonic(), 0)
-        if not (is_open or forks):
-            continue
-        ready = select.select([*forks.values(), *([lines] if is_open else [])], [], [], left_s)[0]
+            if "folder" not in request:  # parsing changes nothing
+                lines.write({"id": request["id"], **_answer(parser, request)}, default=_plain)
+                continue
+            _import_what_each_needs()
+            pipe, theirs = forking.Pipe(duplex=False)
+            fork = forking.Process(target=_reply, args=(theirs, parser, request))
+            fork.start()
+            theirs.close()
+            limit_s = request.get("limit_s", _LIMIT_S)
+            forks[pipe] = request["id"], time.monotonic() + limit_s, fork
+        left_s = [max(deadline - time.monotonic(), 0) for _, deadline, _ in forks.values()]
+        sources: list[Any] = [*forks, *([lines] if is_open else [])]
+        ready: list[Any] = wait(sources, min(left_s, default=None)) if sources else []
         if lines in ready:
             messages = lines.received()
             is_open = messages is not None
             waiting += messages or []
-            if any("folder" in message for message in messages or ()):
-                _import_what_each_needs()
-        for number, fork in list(forks.items()):
-            if (answer := fork.answered(is_readable=fork in ready)) is not None:
-                del forks[number]
-                lines.write({"id": number, **answer}, default=_plain)
+        for pipe, (number, deadline, fork) in list(forks.items()):
+            if pipe in ready:
+                answer = {"not_judged": "vLLM ended without an answer"}
+                with contextlib.suppress(EOFError, OSError):
+                    answer = json.loads(pipe.recv_bytes())
+            elif time.monotonic() >= deadline:
+                answer = {"not_judged": "vLLM did not answer in time"}
+            else:
+                continue
+            fork.kill()
+            fork.join()
+            pipe.close()
+            del forks[pipe]
+            lines.write({"id": number, **answer})
 
 
 @functools.cache

@@ -280,32 +280,25 @@ def _pretend_operators(gpu: PretendedGpu) -> None:
     torch.library.register_fake = register_fake
 
 
-def _platform_answers(gpu: PretendedGpu) -> type:
-    """What is asked of the platform, as class methods that come before vLLM's own."""
+def _pretend_platform(gpu: PretendedGpu) -> None:
+    from vllm import platforms
     from vllm.platforms import interface
+    from vllm.utils import import_utils
 
-    answers = {
+    # a CPU build would choose its own platform
+    platforms.vllm_version_matches_substr = _returning(False)
+    import_utils.import_pynvml = types.SimpleNamespace  # nothing of it: no driver
+    values = {
         "get_device_capability": interface.DeviceCapability(*gpu.capability),
         "get_device_name": gpu.name,
         "get_device_total_memory": gpu.total_bytes, "is_fully_connected": True,
         "num_compute_units": gpu.multiprocessors, "import_kernels": None,
     }  # fmt: skip
     methods: dict[str, Any] = {
-        name: classmethod(_returning(value)) for name, value in answers.items()
+        name: classmethod(_returning(value)) for name, value in values.items()
     }
-    return type("Answers", (), {**methods, "device_count": classmethod(lambda _cls: _count)})
-
-
-def _pretend_platform(gpu: PretendedGpu) -> None:
-    from vllm import platforms
-    from vllm.platforms import interface
-    from vllm.utils import import_utils
-
-    platforms.vllm_version_matches_substr = (
-        lambda _text: False
-    )  # a CPU build would choose its own platform
-    import_utils.import_pynvml = _pynvml
-    answers: Any = _platform_answers(gpu)
+    methods["device_count"] = classmethod(lambda _cls: _count)
+    answers: Any = type("Answers", (), methods)  # these come before vLLM's own
 
     class Early(answers, interface.Platform):  # type: ignore[misc]
         """Stands while platforms/cuda.py is imported, which asks for the platform."""
@@ -323,21 +316,6 @@ def _pretend_platform(gpu: PretendedGpu) -> None:
     platforms._current_platform = Pretended()
 
 
-def _pynvml() -> Any:
-    """The bindings of a machine without a driver."""
-    module: Any = _Library("pynvml")
-
-    class NVMLError(Exception):
-        """What the bindings raise."""
-
-    def no_driver() -> None:
-        raise NVMLError("no driver")
-
-    module.NVMLError, module.nvmlInit = NVMLError, no_driver
-    module.nvmlShutdown, module.nvmlDeviceGetCount = _returning(None), _returning(0)
-    return module
-
-
 def _pretend_triton() -> None:
     """Kernels are decorated when a module is imported; none is compiled."""
     from torch.utils import _triton
@@ -353,23 +331,16 @@ def _pretend_triton() -> None:
     class Config:
         """One choice of a kernel that tunes itself."""
 
-        def __init__(
-            self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any
-        ) -> None:
-            more |= {
-                "kwargs": kwargs or {},
-                "num_warps": num_warps,
-                "num_stages": num_stages,
-                "num_ctas": 1,
-            }
-            self.__dict__.update(more)
+        def __init__(self, kwargs: Any = None, **more: Any) -> None:
+            usual = {"kwargs": kwargs or {}, "num_warps": 4, "num_stages": 2, "num_ctas": 1}
+            self.__dict__.update(usual | more)
 
     triton, language = triton_utils.triton, triton_utils.tl
     triton.Config = Config
     language.constexpr = lambda value: value  # some modules make constants when they are imported
     triton.runtime = types.SimpleNamespace(
-        autotuner=types.SimpleNamespace(Autotuner=type("Autotuner", (), {})),
-        jit=types.SimpleNamespace(JITFunction=type("JITFunction", (), {})),
+        autotuner=_Library("autotuner"),
+        jit=_Library("jit"),
         driver=types.SimpleNamespace(active=None),
     )
     # for imports past vllm.triton_utils

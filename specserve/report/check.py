@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 
 from specserve.checks.check import Checked
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rules.memory import too_large_because
-from specserve.checks.rules.site import reasons
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
@@ -167,11 +165,10 @@ def _effective(judged: VllmVerdict) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
     rows: dict[str, str] = {}
     for item in judged.changed:
-        why = "".join(f": {reason}" for reason in reasons(judged, item))
-        name = re.sub(r"^\w+_config\.", "", item.place)
-        rows[name] = f"{item.value} becomes {item.effective}{why}"
-    for place, before in judged.without.effective.items() if judged.without else ():
-        now, name = judged.effective.get(place), re.sub(r"^\w+_config\.", "", place)
+        why = "".join(f": {reason}" for reason in item.why)
+        rows[item.argument] = f"{item.value} becomes {item.effective}{why}"
+    for name, before in judged.without.effective.items() if judged.without else ():
+        now = judged.effective.get(name)
         if None not in (before, now) and before != now:
             other = f"{before} becomes {now} by speculation"
             rows[name] = f"{rows[name]}; without speculation {before}" if name in rows else other

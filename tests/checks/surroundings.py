@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.checks.collect import CheckOptions, collect
-from specserve.checks.oraclechild import VllmArgument, VllmVerdict
+from specserve.checks.oraclechild import VllmChange, VllmVerdict
 from specserve.checks.rule import Context, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
@@ -39,9 +39,8 @@ def answers(rule: Rule, loaded: Profile) -> tuple[VllmVerdict, ...]:
             refused="User-specified max_model_len (999999) is greater", at="vllm/config/model.py:2662"
         )
     if rule.code == "SD502" and engine.get("max_cudagraph_capture_size") == 300:
-        place = "compilation_config.max_cudagraph_capture_size"
-        change = VllmArgument("max_cudagraph_capture_size", 300, 256, place, is_changed=True)
-        answer = replace(_SERVED, asked=(change,))
+        change = VllmChange("max_cudagraph_capture_size", 300, 256)
+        answer = replace(_SERVED, changed=(change,))
     if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
         answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))
     return (replace(answer, basis="vLLM 0.33.0, 1 x H100-80GB"),)

@@ -38,7 +38,7 @@ with open(os.environ["ASKED"], "a") as log:
             log.write(json.dumps([sys.argv[1:], asked["argv"], models, configs, asked["build"], asked["count"]]))
             log.write("\\n")
             log.flush()
-        said = {"effective": {"model_runner": "V2"}, "asked": [], "warnings": []}
+        said = {"effective": {"model_runner": "V2"}, "changed": [], "warnings": []}
         print(json.dumps({"id": asked["id"], **said}), flush=True)
 """
 SLEEPER = """
@@ -214,7 +214,7 @@ def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
 
 
 def test_an_answer_of_another_shape_is_an_error(question: VllmQuestion) -> None:
-    each = "print(json.dumps({'id': json.loads(line)['id'], 'asked': [{}]}), flush=True)"
+    each = "print(json.dumps({'id': json.loads(line)['id'], 'changed': [{}]}), flush=True)"
     child = f"import json, sys\nfor line in sys.stdin: {each}"
     with pytest.raises(FactError, match=r"specserve cannot read the answer of vLLM 0\.33\.0"):
         ask([question], command=(sys.executable, "-c", child))

@@ -35,15 +35,14 @@ for line in sys.stdin:
     runs = 256 if newer else 288
     effective = {
         "model_runner": "V2" if newer else "V1",
-        "model_config.max_model_len": 8192,
-        "compilation_config.max_cudagraph_capture_size": runs if speculates else 300,
+        "max_model_len": 8192,
+        "max_cudagraph_capture_size": runs if speculates else 300,
     }
-    place = "compilation_config.max_cudagraph_capture_size"
-    item = {"argument": "max_cudagraph_capture_size", "value": 300, "effective": runs, "place": place}
+    item = {"argument": "max_cudagraph_capture_size", "value": 300, "effective": runs}
+    item["why"] = [f"Truncating max_cudagraph_capture_size to {runs}"]
     answer = {
         "effective": effective,
-        "asked": [item | {"is_changed": True}] if speculates else [],
-        "infos": [{"text": f"Truncating max_cudagraph_capture_size to {runs}"}],
+        "changed": [item] if speculates else [],
         "skipped": {"weights of the draft": "no tensors"} if speculates and "SKIPS" in os.environ else {},
     }
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}

@@ -48,11 +48,10 @@ def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     golden("report/effective.txt", heading + text)
     assert _run([*asked, "--format", "json"]) == 0
     (content,) = json.loads(capsys.readouterr().out)["verdicts"][0]["vllm"]
-    place = "compilation_config.max_cudagraph_capture_size"
-    sizes = [each["effective"][place] for each in (content, content["without"])]
+    sizes = [each["effective"]["max_cudagraph_capture_size"] for each in (content, content["without"])]
     assert sizes == [288, 300]
     assert content["effective"]["model_runner"] == "V1"
-    assert content["infos"] == ["Truncating max_cudagraph_capture_size to 288"]
+    assert content["changed"][0]["why"] == ["Truncating max_cudagraph_capture_size to 288"]
     assert content["skipped"] == {"weights of the draft": "no tensors"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 
 from specserve.engine.judging import failure, is_same
@@ -18,7 +20,9 @@ class ValidationError(ValueError):
 
 def raised(error: Exception, *, by: str) -> Exception:
     """The error after a file of a library has raised it."""
-    code = compile("raise error", f"/site-packages/{by}", "exec")
+    file, line = f"/site-packages/{by}", "raise error"
+    linecache.cache[file] = (len(line), None, [line], file)
+    code = compile(line, file, "exec")
     with pytest.raises(type(error)):
         exec(code, {"error": error})
     return error
@@ -74,7 +78,9 @@ def test_values_are_the_same_if_they_mean_the_same(asked: object, effective: obj
 
 def library(body: str) -> Exception:
     """What a file of vLLM raises."""
-    code = compile(body, "/site-packages/vllm/config/parallel.py", "exec")
+    file = "/site-packages/vllm/config/parallel.py"
+    linecache.cache[file] = (len(body), None, body.replace("def other(): ", "").split("\n"), file)
+    code = compile(body, file, "exec")
     with pytest.raises(ValueError, match=r"(?i)ray|8") as caught:
         exec(code, {})
     return caught.value

@@ -13,7 +13,7 @@ from specserve.errors import gib
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.oraclechild import VllmArgument, VllmVerdict
+    from specserve.checks.oraclechild import VllmVerdict
     from specserve.models.facts import ModelFacts
 
 
@@ -100,14 +100,8 @@ def changed_by_vllm(ctx: Context) -> Violations:
         for item in judged.changed:
             if where := _written(ctx, judged, item.argument):
                 text = f"the profile asks for `{item.value}`, and vLLM will run `{item.effective}`"
-                said = [f"vLLM: {_short(text)}" for text in reasons(judged, item)]
+                said = [f"vLLM: {_short(text)}" for text in item.why]
                 yield Violation(where, text, notes=(*said, f"basis: {judged.basis}"))
-
-
-def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
-    """What vLLM says about a value that it changes, if it says anything."""
-    name, said = item.argument.rpartition(".")[2], (*judged.warnings, *judged.infos)
-    return tuple(text for text in said if name in text.replace("-", "_"))[:2]
 
 
 @rule("SD503", INFO, needs="vllm")
