@@ -19,21 +19,13 @@ _WRAPPER = re.compile(r"_(?:unified|vl|omni)(?=_|$)")
 """Words for what stands around a language model that is otherwise the same."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float64": 8}
 _KV_BYTES = {**_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8"), 1)}
-_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Bytes of a token in the packed layouts of latent attention (mla_attention.py 0.32)."""
 _KINDS = {
     **dict.fromkeys(("mamba", "mamba2", "linear_attention", "conv", "recurrent", "M"), "state"),
     **dict.fromkeys(("mlp", "moe", "-", "E"), "none"),
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "window"),
 }
 """Kinds of layers by their names in config.json; others see all tokens."""
-_MAMBA_2 = {
-    "groups": ("n_groups", "mamba_n_groups"),
-    "state": ("ssm_state_size", "state_size", "mamba_d_state"),
-    "kernel": ("conv_kernel", "mamba_d_conv"),
-    "heads": ("mamba_num_heads", "mamba_n_heads", "num_heads"),
-    "head_dim": ("mamba_head_dim", "mamba_d_head", "head_dim"),
-}
+_MAMBA_2 = ("n_groups", "ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim")
 LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers")
 _MOST_LAYERS = 2000
 
@@ -101,20 +93,18 @@ def layers_of(config: Mapping[str, Any], serving: Serving) -> Counter[Layer]:
     window = integer(text, "sliding_window", "attention_chunk_size", default=0, least=0)
     shared = integer(text, "num_kv_shared_layers", default=0, least=0) if "gemma4" in kind else 0
     for at, each in enumerate(_layer_kinds(text, kind, count)):
-        if each in ("state", "both"):
+        if each == "state":
             found[Layer("state", _state_bytes(text, kind, serving))] += 1
-        if each == "window" and window and at < count - shared:
+        elif each == "window" and window and at < count - shared:
             size = attention_bytes(text, serving, is_global=False)
             found[Layer("window", size, window)] += 1
-        elif each in ("full", "both", "window") and at < count - shared:
+        elif each in ("full", "window") and at < count - shared:
             found[Layer("full", attention_bytes(text, serving))] += 1
     return found
 
 
 def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
-    """For each layer: `full`, `window`, `state`, `both` or `none`."""
-    if kind in ("mamba2", "falcon_h1"):
-        return ["both" if kind == "falcon_h1" else "state"] * count
+    """For each layer: `full`, `window`, `state` or `none`."""
     types = list(str(text.get("hybrid_override_pattern") or ""))
     types = types or names(text, "layers_block_type") or names(text, "layer_types")
     if types and len(types) < count:
@@ -128,10 +118,8 @@ def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
     if "linear_num_value_heads" in text:
         window, every = "state", integer(text, "full_attention_interval", default=4)
     elif kind in _TYPES["full_every"]:
-        keys = ("no_rope_layer_interval",) if kind == "llama4_text" else ("sliding_window_pattern",)
-        pattern = text.get("sliding_window_pattern")
-        every = len(pattern) if isinstance(pattern, str) else 0
-        every = every or integer(text, *keys, default=_TYPES["full_every"][kind], least=0)
+        key = "no_rope_layer_interval" if kind == "llama4_text" else "sliding_window_pattern"
+        every = integer(text, key, default=_TYPES["full_every"][kind], least=0)
     elif "qwen" in kind:
         first = integer(text, "max_window_layers", default=count, least=0)
     is_full = (at < first or (every and (at + 1) % every == 0) for at in range(count))
@@ -145,22 +133,18 @@ def attention_bytes(text: Mapping[str, Any], serving: Serving, *, is_global: boo
         asked = repr(dict(quantization)).lower()  # `resolve_kv_cache_dtype_string`
         is_fp8 = re.search(r"kv_cache_(quant_algo|scheme)': ('fp8|\{[^}]*'num_bits': 8\b)", asked)
         dtype = "fp8" if is_fp8 else dtype
-    if dtype not in (*_KV_BYTES, *_LATENT_BYTES, "auto"):
+    if dtype not in (*_KV_BYTES, "auto"):
         raise FactError(f"the size of a KV cache of type `{dtype}` is not known without vLLM")
     element = _KV_BYTES.get(dtype, serving.number_bytes)
     if text.get("kv_lora_rank") and text.get("qk_rope_head_dim"):
         width = integer(text, "kv_lora_rank") + integer(text, "qk_rope_head_dim")
         index = integer(text, "index_head_dim", default=0, least=0)  # the key of a sparse indexer
-        return _LATENT_BYTES.get(dtype, width * element) + index + index // 128 * 4
+        return width * element + index + index // 128 * 4
     heads = integer(text, "num_attention_heads", "n_head", "n_heads")
-    head_dim = integer(text, "head_dim", "hidden_size_per_head", default=0, least=0)
+    head_dim = integer(text, "head_dim", default=0, least=0)
     head_dim = head_dim or integer(text, "hidden_size", "n_embd", "d_model") // heads
-    keys = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    kv_heads = integer(text, *keys, "num_attention_groups", default=heads)
-    kind = model_family(text)
-    if kind == "gpt_bigcode" or (kind == "falcon" and not text.get("new_decoder_architecture")):
-        kv_heads = 1 if text.get("multi_query", True) else heads
-    if is_global and kind == "gemma4_text":  # fewer heads, but wider
+    kv_heads = integer(text, "num_key_value_heads", "num_attention_groups", default=heads)
+    if is_global and model_family(text) == "gemma4_text":  # fewer heads, but wider
         head_dim = integer(text, "global_head_dim", default=head_dim)
         if text.get("attention_k_eq_v"):
             kv_heads = integer(text, "num_global_key_value_heads", default=kv_heads)
@@ -176,17 +160,11 @@ def _state_bytes(text: Mapping[str, Any], kind: str, serving: Serving) -> int:
         values = integer(text, "linear_num_value_heads") * integer(text, "linear_value_head_dim")
         channels, kernel = 2 * keys + values, integer(text, "linear_conv_kernel_dim", default=4)
         recurrent, dtype = values * size, str(text.get("mamba_ssm_dtype") or "auto")
-    elif "conv_L_cache" in text:
-        channels, kernel = integer(text, "conv_dim", "hidden_size"), integer(text, "conv_L_cache")
-        recurrent, columns = 0, 0
-    elif all(any(key in text for key in keys) for keys in _MAMBA_2.values()):
-        groups, size, kernel, heads, head_dim = (integer(text, *k) for k in _MAMBA_2.values())
-        expand = integer(text, "mamba_expand", "expand", default=2)
-        inner = integer(text, "mamba_d_ssm", default=expand * integer(text, "hidden_size"))
-        if kind.startswith("nemotron_h"):
-            inner, dtype = heads * head_dim, str(text.get("mamba_ssm_cache_dtype") or "float32")
+    elif kind.startswith("nemotron_h"):
+        groups, size, kernel, heads, head_dim = (integer(text, key) for key in _MAMBA_2)
+        inner, dtype = heads * head_dim, str(text.get("mamba_ssm_cache_dtype") or "float32")
         groups = tp if groups % tp else groups  # repeated, so that each GPU has those of its heads
-        channels, recurrent = inner + 2 * groups * size, heads * head_dim * size
+        channels, recurrent = inner + 2 * groups * size, inner * size
     else:
         raise _unknown(kind)
     if channels % tp or recurrent % tp:

@@ -16,7 +16,6 @@ from specserve.models.jsonfile import read_regular
 
 TokenizerVerdict = Literal["identical", "padding_only", "overlap", "incompatible", "not_checked"]
 _HALF = 0.5
-_LONGEST = 200
 _MAX_TOKENIZER_BYTES = 64 << 20
 """The largest public tokenizer.json (262,144 entries) has 33 MB."""
 
@@ -66,21 +65,49 @@ def compare(
     raises for what stands in the files: the verdict is then `not_checked`, with the reason. Source:
     vLLM 0.32, vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
     """
-    sizes = _vocab_size(target), _vocab_size(draft)
-    start = TokenizerComparison(
-        "not_checked", target_vocab_size=sizes[0], draft_vocab_size=sizes[1]
-    )
-    target = tokenizer or target
-    if "published" in (target.origin, draft.origin):
-        reason = "the configurations that ship with specserve include no tokenizers"
-        return replace(start, reasons=(reason,))
+    size, draft_size = _vocab_size(target), _vocab_size(draft)
+    start = TokenizerComparison("not_checked", target_vocab_size=size, draft_vocab_size=draft_size)
     try:
-        ours, theirs = target.files.get(TOKENIZER), draft.files.get(TOKENIZER)
-        if ours and theirs and ours.sha256 and ours.sha256 == theirs.sha256:
-            return _equal(start)
-        return _graded(start, _read(target), _read(draft))
+        ours, theirs = (
+            # some tokens are added behind the embedding, and no model reads them
+            {index: text for text, index in _read(facts).items() if most is None or index < most}
+            for facts, most in (
+                (tokenizer or target, size or draft_size),
+                (draft, draft_size or size),
+            )
+        )
     except FactError as error:
         return replace(start, reasons=(error.message,))
+    ids = ours.keys() | theirs.keys()
+    differing = [index for index in ids if ours.get(index) != theirs.get(index)]
+    if not differing:
+        found = replace(
+            start, verdict="identical", overlap=1.0, differing_ids=0, differing_share=0.0
+        )
+        if size is None or draft_size is None or size == draft_size:
+            return found
+        sizes = f"`vocab_size` is {size:,} (target) and {draft_size:,} (draft)"
+        reasons = (f"the tokens are equal; padded, {sizes}",)
+        return replace(found, verdict="padding_only", reasons=reasons)
+    first = min(differing)
+    difference = TokenDifference(first, ours.get(first), theirs.get(first))
+    shared = len({*map(_spaced, ours.values())} & {*map(_spaced, theirs.values())})
+    overlap = shared / max(len(theirs), 1)
+    meaning = f"{shown(difference.target)} to the target, {shown(difference.draft)} to the draft"
+    return replace(
+        start,
+        verdict="incompatible" if overlap < _HALF else "overlap",
+        reasons=(
+            f"{len(differing):,} ids mean something else to the draft",
+            f"the first is {first}: {meaning}",
+            f"`use_heterogeneous_vocab` would keep {shared:,} tokens",
+        ),
+        overlap=overlap,
+        first_difference=difference,
+        differing_ids=len(differing),
+        differing_share=len(differing) / len(ids),
+        shared_tokens=shared,
+    )
 
 
 def _vocab_size(facts: ModelFacts) -> int | None:
@@ -92,13 +119,8 @@ def _vocab_size(facts: ModelFacts) -> int | None:
 def _read(facts: ModelFacts) -> Mapping[str, int]:
     """Each token's id. Raises FactError, also for a tokenizer that the library cannot read."""
     file = facts.files.get(TOKENIZER)
-    if file is None:
-        others = ("tekken.json", "tokenizer.model", "vocab.json")
-        other = next((name for name in others if name in facts.files), None)
-        has = f"has `{other}` and no `{TOKENIZER}`" if other else f"has no `{TOKENIZER}`"
-        raise FactError(f"`{facts.model}` {has}")
-    if file.path is None:
-        raise FactError(f"`{TOKENIZER}` of `{facts.model}` is not on this machine")
+    if file is None or file.path is None:
+        raise FactError(f"there is no `{TOKENIZER}` of `{facts.model}` at hand")
     where = f"{facts.model}/{TOKENIZER}"
     data = read_regular(file.path, limit_bytes=_MAX_TOKENIZER_BYTES, where=where)
     from tokenizers import Tokenizer
@@ -113,58 +135,6 @@ def _read(facts: ModelFacts) -> Mapping[str, int]:
     return ids
 
 
-def _equal(start: TokenizerComparison) -> TokenizerComparison:
-    ours, theirs = start.target_vocab_size, start.draft_vocab_size
-    found = replace(start, overlap=1.0, differing_ids=0, differing_share=0.0)
-    if ours is None or theirs is None or ours == theirs:
-        return replace(found, verdict="identical")
-    sizes = f"`vocab_size` is {ours:,} (target) and {theirs:,} (draft)"
-    return replace(
-        found, verdict="padding_only", reasons=(f"the tokens are equal; padded, {sizes}",)
-    )
-
-
-def _graded(
-    start: TokenizerComparison, target: Mapping[str, int], draft: Mapping[str, int]
-) -> TokenizerComparison:
-    # some tokens are added behind the embedding, and no model reads them
-    most = start.target_vocab_size or start.draft_vocab_size
-    most_draft = start.draft_vocab_size or start.target_vocab_size
-    ours = {index: text for text, index in target.items() if most is None or index < most}
-    theirs = {
-        index: text for text, index in draft.items() if most_draft is None or index < most_draft
-    }
-    differing = [
-        index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)
-    ]
-    if not differing:
-        return _equal(start)
-    first = min(differing)
-    meanings = TokenDifference(first, _clean(ours.get(first)), _clean(theirs.get(first)))
-    shared = len({*map(_spaced, ours.values())} & {*map(_spaced, theirs.values())})
-    overlap = shared / max(len(theirs), 1)
-    meaning = f"{shown(meanings.target)} to the target, {shown(meanings.draft)} to the draft"
-    return replace(
-        start,
-        verdict="incompatible" if overlap < _HALF else "overlap",
-        reasons=(
-            f"{len(differing):,} ids mean something else to the draft",
-            f"the first is {first}: {meaning}",
-            f"`use_heterogeneous_vocab` would keep {shared:,} tokens",
-        ),
-        overlap=overlap,
-        first_difference=meanings,
-        differing_ids=len(differing),
-        differing_share=len(differing) / len(ours.keys() | theirs.keys()),
-        shared_tokens=shared,
-    )
-
-
 def _spaced(token: str) -> str:
     """A token with a plain space at the start of words, as vLLM compares them."""
     return " " + token[1:] if token.startswith(("\u0120", "\u2581")) else token
-
-
-def _clean(token: str | None) -> str | None:
-    """A token that can be written: JSON may hold half of a character, and texts without end."""
-    return None if token is None else token[:_LONGEST].encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The estimate against vLLM's own figures for small models of 60 kinds, built on the meta device (vLLM 0.32)."""
+"""The estimate against vLLM's own figures for small models of 55 kinds, built on the meta device (vLLM 0.32)."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_mxfp4_experts_are_padded_as_public_logs_of_gpt_oss_show() -> None:
         assert weights == pytest.approx(logged * GIB, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", "gemma3", "deepseek-v3", "gpt-oss", "falcon-h1"])
+@pytest.mark.parametrize("name", ["qwen3-next", "gemma3", "deepseek-v3", "gpt-oss", "nemotron-h"])
 def test_more_is_never_better(name: str) -> None:
     inputs = launch(target=recorded(name), max_model_len=2048)
     kv = kv_cache(inputs)
