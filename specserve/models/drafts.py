@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from specserve.models.families import plain_name, tokenizer_family
@@ -67,19 +67,12 @@ class Draft:
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Draft, ...]:
     """Every published draft that ships with specserve."""
-    rows = json.loads(
-        resources.files(__package__).joinpath("drafts.json").read_text(encoding="utf-8")
-    )
-    return tuple(
-        Draft(
-            **{
-                **row,
-                "sources": tuple(Source(**each) for each in row["sources"]),
-                "reported": tuple(Reported(**each) for each in row.get("reported", ())),
-            }
-        )
-        for row in rows
-    )
+    found = []
+    for row in json.loads(Path(__file__).with_name("drafts.json").read_bytes()):
+        sources = tuple(Source(**each) for each in row.pop("sources"))
+        reported = tuple(Reported(**each) for each in row.pop("reported", ()))
+        found.append(Draft(**row, sources=sources, reported=reported))
+    return tuple(found)
 
 
 def as_of() -> date:
@@ -118,11 +111,9 @@ def kinship(target: str, model: str) -> Kinship | None:
     if name == other:
         return "same"
     tokens, its_tokens = tokenizer_family(target), tokenizer_family(model)
-    targets = ((plain_name(each.target), _owner(each.target)) for each in catalogue())
-    families = {(_first_word(each), owner) for each, owner in targets}
-    if tokens is None and (_first_word(name), _owner(target)) not in families:
+    if tokens is None and _family(target) not in {_family(each.target) for each in catalogue()}:
         return None
-    is_related = _first_word(name) == _first_word(other)
+    is_related = _family(target)[1] == _family(model)[1]
     if tokens and its_tokens:
         is_related = tokens.name == its_tokens.name
     sizes, its_sizes = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
@@ -130,9 +121,7 @@ def kinship(target: str, model: str) -> Kinship | None:
     return "near" if is_related and (not is_resized or not sizes or not its_sizes) else "other"
 
 
-def _owner(model: str) -> str:
-    return model.lower().partition("/")[0]
-
-
-def _first_word(name: str) -> str:
-    return re.split(r"[^a-z]", name, maxsplit=1)[0]
+def _family(model: str) -> tuple[str, str]:
+    """The publisher and the first word of a model's name."""
+    word = re.split(r"[^a-z]", plain_name(model), maxsplit=1)[0]
+    return model.lower().partition("/")[0], word

@@ -40,9 +40,9 @@ def list_files(folder: Path) -> dict[str, ModelFile]:
                     if entry.is_file():
                         size = entry.stat().st_size
                         files[entry.name] = ModelFile(size, path=Path(entry.path))
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise FactError(f"there is no directory `{folder}`", cause="not_found") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         reason = system_reason(error)
         raise FactError(f"cannot read the directory `{folder}`: {reason}") from error
     return dict(sorted(files.items()))

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve import __version__
 from specserve.errors import FactError
@@ -26,14 +26,15 @@ from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.folder import Tensors, is_small, read_folder, read_header, tensors_of
 from specserve.models.jsonfile import read_regular
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
 """Stays free on the disk, for logs and the like."""
 _AT_ONCE = 8
 _DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash", "dspark")
 """Tags that authors of drafts give their repositories; the first is that of the library."""
-_MOST_LISTED = 50
-"""Of each tag; the list of all models derived from a popular one has thousands."""
 NOT_READ = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 """What no launch reads; of the other weights it reads one kind."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -100,11 +101,10 @@ def read_from_hub(
     Small files go into the Hub cache, where no branch leads to them: vLLM would take them for a
     whole model. Raises FactError.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import SafetensorsParsingError
 
     with _asking(model, revision):
-        info, api = _info(model, revision), HfApi(os.environ.get("HF_ENDPOINT"))
+        info, api = _info(model, revision), _api()
         folder = _repository(model, hub_cache()) / "snapshots" / info.sha
         sizes = {str(entry.rfilename): entry.size for entry in info.siblings}
         _fetch(model, info.sha, filter(is_small, sizes), cache=hub_cache())
@@ -122,8 +122,7 @@ def read_from_hub(
                 # less than the header is long may be missing: the library does not tell its length
                 return tensors_of(entries, name=name, room_bytes=sizes[name])
             except SafetensorsParsingError as error:
-                words = str(error).rpartition("): ")[2]
-                return FactError(f"the header of `{name}` cannot be read: {words}")
+                return FactError(f"the header of `{name}` cannot be read: {error}")
             except FactError as error:
                 return error
 
@@ -154,14 +153,12 @@ def derived_drafts(target: str) -> list[tuple[str, str | None, str | None]]:
     """
     found = {}
     with _asking(target):
-        from huggingface_hub import HfApi
         from huggingface_hub.errors import RepositoryNotFoundError
 
         with suppress(RepositoryNotFoundError):
             _info(target, None)  # for a list, the library would ask a Hub that is away for 24 s
-        listed = HfApi(os.environ.get("HF_ENDPOINT")).list_models
         for tag in _DRAFT_TAGS:
-            for info in listed(filter=[f"base_model:{target}", tag], limit=_MOST_LISTED):
+            for info in _api().list_models(filter=[f"base_model:{target}", tag], limit=50):
                 words = (each.partition(":") for each in info.tags or ())
                 license = next((value for key, _, value in words if key == "license"), None)
                 date = info.last_modified.date().isoformat() if info.last_modified else None
@@ -215,8 +212,12 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
 
 def fetch_files(download: ModelDownload, *, cache: Path) -> None:
     """Downloads what is missing, with progress on a terminal. Raises FactError."""
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+
     model, commit = download.model, download.commit
-    with _asking(model, is_shown=sys.stderr.isatty()):
+    with _asking(model):
+        if sys.stderr.isatty() and not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+            enable_progress_bars()
         _fetch(model, commit, download.missing, cache=cache)
     if find_snapshot(model, revision=download.revision, cache=cache) is None:
         ref = _repository(model, cache) / "refs" / (download.revision or "main")
@@ -225,16 +226,20 @@ def fetch_files(download: ModelDownload, *, cache: Path) -> None:
             write_whole(ref, commit, mode=0o644)
 
 
-def _info(model: str, revision: str | None) -> Any:
-    from huggingface_hub import HfApi, constants
+def _api() -> HfApi:
+    from huggingface_hub import HfApi
 
-    info = HfApi(
+    return HfApi(
         os.environ.get("HF_ENDPOINT"), library_name="specserve", library_version=__version__
-    ).model_info(
-        model,
-        revision=revision or "main",
-        files_metadata=True,
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+    )
+
+
+def _info(model: str, revision: str | None) -> Any:
+    from huggingface_hub import constants
+
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    info = _api().model_info(
+        model, revision=revision or "main", files_metadata=True, timeout=timeout
     )
     if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
         raise FactError(
@@ -245,15 +250,8 @@ def _info(model: str, revision: str | None) -> Any:
 
 def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> None:
     """Downloads these files. `snapshot_download` would note all others as missing offline."""
-    from huggingface_hub import hf_hub_download
-
-    endpoint = os.environ.get("HF_ENDPOINT")
-    _at_once(
-        lambda name: hf_hub_download(
-            model, name, revision=commit, cache_dir=cache, endpoint=endpoint
-        ),
-        list(names),
-    )
+    get = _api().hf_hub_download
+    _at_once(lambda name: get(model, name, revision=commit, cache_dir=cache), list(names))
 
 
 def _at_once(work: Callable[[str], Any], names: list[str]) -> list[Any]:
@@ -266,19 +264,13 @@ def _at_once(work: Callable[[str], Any], names: list[str]) -> list[Any]:
 
 
 @contextmanager
-def _asking(model: str, revision: str | None = None, *, is_shown: bool = False) -> Iterator[None]:
+def _asking(model: str, revision: str | None = None) -> Iterator[None]:
     """Makes the library's errors ours, with the model in front; its own words stay unsaid."""
     from huggingface_hub import errors
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    is_hidden = not is_shown and not are_progress_bars_disabled()
-    if is_hidden:
-        disable_progress_bars()
+    disable_progress_bars()
     at = f" at `{revision}`" if revision and not COMMIT.fullmatch(revision) else ""
     try:
         yield
@@ -305,6 +297,3 @@ def _asking(model: str, revision: str | None = None, *, is_shown: bool = False) 
             text = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} {words}"
             hint = "check the network and HF_ENDPOINT, or use `--offline`"
         raise FactError(f"`{model}`{at}: {text}", hint=hint, cause=cause) from None
-    finally:
-        if is_hidden:
-            enable_progress_bars()

@@ -27,7 +27,6 @@ _KINDS = {
 """Kinds of layers by their names in config.json; others see all tokens."""
 _MAMBA_2 = ("n_groups", "ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim")
 LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers")
-_MOST_LAYERS = 2000
 
 
 class Serving(NamedTuple):
@@ -88,8 +87,8 @@ def layers_of(config: Mapping[str, Any], serving: Serving) -> Counter[Layer]:
     if kind in _UNKNOWN or (kind not in COMPARED and any(map(text.get, _TYPES["strange"]))):
         raise _unknown(kind)
     count = integer(text, *LAYER_COUNT, least=0)
-    if count > _MOST_LAYERS:
-        raise FactError(f"`num_hidden_layers` in config.json is {count}: more than {_MOST_LAYERS}")
+    if count > 2000:  # they are walked
+        raise FactError(f"`num_hidden_layers` in config.json is {count}: more than 2,000")
     window = integer(text, "sliding_window", "attention_chunk_size", default=0, least=0)
     shared = integer(text, "num_kv_shared_layers", default=0, least=0) if "gemma4" in kind else 0
     for at, each in enumerate(_layer_kinds(text, kind, count)):
@@ -111,7 +110,7 @@ def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
         raise FactError(f"config.json gives the kinds of only {len(types)} of {count} layers")
     is_windowed = text.get("use_sliding_window", not kind.startswith("qwen"))
     is_windowed = is_windowed and (text.get("sliding_window") or kind == "llama4_text")
-    window, every, first = "window" if is_windowed else "full", 0, 0
+    window, every = "window" if is_windowed else "full", 0
     if types:
         kinds = [_KINDS.get(name, "full") for name in types[:count]]
         return [window if each == "window" else each for each in kinds]
@@ -120,10 +119,7 @@ def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
     elif kind in _TYPES["full_every"]:
         key = "no_rope_layer_interval" if kind == "llama4_text" else "sliding_window_pattern"
         every = integer(text, key, default=_TYPES["full_every"][kind], least=0)
-    elif "qwen" in kind:
-        first = integer(text, "max_window_layers", default=count, least=0)
-    is_full = (at < first or (every and (at + 1) % every == 0) for at in range(count))
-    return ["full" if each else window for each in is_full]
+    return ["full" if every and (at + 1) % every == 0 else window for at in range(count)]
 
 
 def attention_bytes(text: Mapping[str, Any], serving: Serving, *, is_global: bool = True) -> int:

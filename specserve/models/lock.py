@@ -150,20 +150,16 @@ def hashed(facts: ModelFacts) -> ModelFacts:
     """
     files = {}
     for name, file in facts.files.items():
-        if name in facts.weight_files or is_small(name):
-            files[name] = ModelFile(file.size_bytes, file.sha256)
-        is_hashed = name.endswith(".py") or (name in files and name not in facts.weight_files)
-        if facts.commit is None and file.path and is_hashed:
-            files[name] = ModelFile(file.size_bytes, _sha256(file.path))
+        digest, is_code = None, name.endswith(".py") and facts.commit is None
+        if facts.commit is None and file.path and (is_small(name) or is_code):
+            try:
+                with open_regular(file.path) as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            except OSError as error:
+                raise FactError(f"cannot read `{file.path}`: {system_reason(error)}") from error
+        if name in facts.weight_files or is_small(name) or is_code:
+            files[name] = ModelFile(file.size_bytes, digest)
     return replace(facts, files=files)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with open_regular(path) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError as error:
-        raise FactError(f"cannot read `{path}`: {system_reason(error)}") from error
 
 
 def identity(facts: ModelFacts) -> str:
@@ -195,13 +191,10 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         return Drift(path, "unlocked", model)
     if entry.commit is None:
         try:
-            folder = read_folder(Path(model), model=model, origin="directory", need_config=False)
-            now = hashed(folder)
-            old, new = entry.files, now.files
+            now = read_folder(Path(model), model=model, origin="directory", need_config=False)
+            old, new = entry.files, hashed(now).files
             names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
             files = tuple(f"`{name}` differs from the lock" for name in names)
-            if not files and entry.tensors != now.tensors:
-                files = ("the tensors of its weights differ from the lock",)
         except FactError as error:
             files = (error.message,)
         return Drift(path, "changed", model, files) if files else None

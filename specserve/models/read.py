@@ -16,9 +16,6 @@ _HUB_ID = re.compile(
     r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_.-][\w.-]{0,95})?", re.ASCII
 )
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]{0,250}", re.ASCII)
-NOTE = "NOTE.txt"
-"""A sentence about a model, in its folder, shown to whoever serves it or sends it a request."""
-_MAX_NOTE_BYTES = 500
 
 
 def read_model(
@@ -59,21 +56,17 @@ def read_model(
                 need_config=need_config,
             )
     is_complete = known and known.weight_files and {*known.weight_files} <= known.files.keys()
-    if known and (is_complete or not need_config):
+    if known and (is_complete or not need_config or offline or is_offline()):
         return known
     if not offline and not is_offline():
         return read_from_hub(model, revision=revision, need_config=need_config)
-    if known:
-        return known
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
-    first = "" if offline else "unset HF_HUB_OFFLINE; then "
-    ways = "`specserve lock PROFILE` records what `check` needs, or `specserve pull PROFILE`"
-    raise FactError(
-        f"`{model}`{at} is not in the Hub cache, and {why}",
-        hint=f"{first}{ways} downloads the whole model",
-        cause="offline",
+    hint = (
+        "with the Hub, `specserve lock PROFILE` records it, and `specserve pull PROFILE` fetches it"
     )
+    text = f"`{model}`{at} is not in the Hub cache, and {why}"
+    raise FactError(text, hint=hint, cause="offline")
 
 
 def local_path(model: str, *, folder: Path | None = None) -> Path | None:
@@ -109,9 +102,9 @@ def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
 
 
 def model_note(folder: Path) -> str | None:
-    """The text of NOTE.txt in a model's folder, in one line; None if none can be read."""
+    """The sentence in NOTE.txt of a model's folder, for whoever uses it; None if none is there."""
     try:
-        data = read_regular(folder / NOTE, limit_bytes=_MAX_NOTE_BYTES)
+        data = read_regular(folder / "NOTE.txt", limit_bytes=500)
     except (FactError, ValueError):  # ValueError: a null byte in the name
         return None
     return " ".join(data.decode(errors="replace").split()) or None
