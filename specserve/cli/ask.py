@@ -118,7 +118,7 @@ def generate(
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
     cat in.jsonl | specserve generate demo.yaml - --alternative baseline
     """
-    from specserve.checks.prepare import plan_and_check
+    from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
@@ -129,7 +129,7 @@ def generate(
     if destination and source != "-" and destination.resolve() == Path(source).resolve():
         raise UsageError("the output would replace the input", hint="give another file to `-o`")
     wanted = LaunchOptions(tuple(settings or ()), alternative, locked=locked)
-    loaded, plan = plan_and_check(profile, wanted, notices=StderrNotices())
+    loaded, plan = prepare(profile, wanted, notices=StderrNotices())
     if loaded.frontend:
         names = ", ".join(sorted(loaded.frontend))
         say(f"`frontend` applies only to a server and is ignored here: {names}")

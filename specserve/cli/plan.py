@@ -90,7 +90,7 @@ def diff(
     specserve diff configs/llama70b-8b.yaml --alternative ngram
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.checks.compare import both_sides
+    from specserve.convert.sides import both_sides
     from specserve.plan.compare import compare
     from specserve.report.console import escaped, out, say
     from specserve.report.launch import difference_text

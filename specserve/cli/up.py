@@ -62,7 +62,7 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --set engine.master_addr=10.0.0.1
     """
-    from specserve.checks.prepare import plan_and_check, refuse_exposed
+    from specserve.checks.prepare import prepare, refuse_exposed
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
@@ -84,7 +84,7 @@ def up(
         node=None if node_rank is None else LaunchNode(node_rank),
     )
     notices = StderrNotices()
-    source, plan = plan_and_check(profile, wanted, notices=notices)
+    source, plan = prepare(profile, wanted, notices=notices)
     refuse_exposed(source, insecure=insecure, notices=notices)
     if detach:
         name = default_name(plan.name, variant=alternative) if name is None else name

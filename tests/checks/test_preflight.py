@@ -1,4 +1,4 @@
-"""What stops a launch before it: models, memory and machine, judged in a child."""
+"""What stops a launch before it: models, memory and machine, and no bug of the check itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from specserve.checks.prepare import check_launch
 from specserve.errors import ProfileError
 from specserve.plan.launch import LaunchOptions
+from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from tests.checks.checkpoints import beside
 
@@ -33,32 +34,56 @@ def file(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
+def check(file: str, alternative: str | None = None) -> None:
+    """What `up` checks."""
+    options = LaunchOptions(alternative=alternative)
+    check_launch(load_profile(file, alternative=alternative), options, notices=StderrNotices())
+
+
 def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are_and_the_cost_of_its_draft_is_said(
     file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_launch(file, notices=StderrNotices())
+    check(file)
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"the draft costs \d+ % of the KV cache: [\d,]+ tokens instead of [\d,]+, ", said)
-    check_launch(file, LaunchOptions(alternative="longer"), notices=StderrNotices())
+    check(file, "longer")
     assert "the draft of `longer` costs " in capsys.readouterr().err
 
 
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(ProfileError) as caught:
-        check_launch(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
+        check(file, "broken")
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
-    check_launch(file, LaunchOptions(alternative="baseline"), notices=StderrNotices())
+    check(file, "baseline")
 
 
 def test_a_path_that_is_not_here_stops_a_launch_here(write: Write) -> None:
     with pytest.raises(ProfileError) as caught:
-        check_launch(str(write("target: {model: /models/nobody-has-this}\n")), notices=StderrNotices())
+        check(str(write("target: {model: /models/nobody-has-this}\n")))
     assert [finding.code for finding in caught.value.findings] == ["SD290"]
 
 
 def test_what_could_not_be_read_is_said_and_stops_nothing(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_launch(str(write("target: {model: some/model-that-nobody-has}")), notices=StderrNotices())
+    check(str(write("target: {model: some/model-that-nobody-has}")))
     assert "not checked: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["specserve.checks.collect.collect", "specserve.checks.run.run_rules"])
+def test_a_bug_of_the_check_stops_nothing(
+    place: str, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(place, lambda *_, **__: {}["nothing"])
+    check(file)
+    assert "not checked: the check failed: KeyError('nothing')" in capsys.readouterr().err
+
+
+def test_a_comment_for_an_alternative_is_not_called_unused_by_a_launch(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"{PAIR}# specserve: ignore[SD301]\n"
+    beside(write(text).parent, PAIR)
+    check(str(write(text)))
+    assert "SD100" not in capsys.readouterr().err

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,26 +12,15 @@ from typing import Any
 import pytest
 
 from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
-from specserve.checks.prepare import check_launch
-from specserve.diagnostics import Finding
 from specserve.engine.jsonlines import message_in
-from specserve.errors import ProfileError
 from specserve.hardware.accelerators import assume
 from specserve.models.read import read_model
-from specserve.plan.launch import LaunchOptions, launch
+from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
-from specserve.report.findings import StderrNotices
 from specserve.serve.process import JsonChild, resolve_env
 from specserve.vllm.versions import known_versions, table
-from tests.checks.checkpoints import beside
 
 ROOT = Path(__file__).parents[2]
-PAIR = """\
-    target: {model: ./llama, max_model_len: 512}
-    speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
-    alternatives:
-      broken: {method: draft_model, model: ./nowhere, num_speculative_tokens: 3}
-"""
 STRANGERS = ("psutil.py", "yaml.py", "json.py", "torch.py", "sitecustomize.py", "usercustomize.py")
 PACKAGES = ("vllm", "specserve", "huggingface_hub", "tokenizers", "transformers")
 NOISY = """
@@ -51,15 +38,6 @@ for message in lines.read():
     said = {"effective": {"model_runner": "V2"}, "event": message.get("event")}
     lines.write({"id": message.get("id"), **said})
 """
-
-
-@pytest.fixture
-def pair(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> str:
-    """A pair, with an alternative whose draft is not there."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    path = write(PAIR)
-    beside(path.parent, PAIR)
-    return str(path)
 
 
 @pytest.fixture
@@ -82,13 +60,6 @@ def noise(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(request.param)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
-
-
-def test_the_check_before_a_launch_executes_nothing_of_the_working_directory(pair: str, marks: Path) -> None:
-    check_launch(pair, notices=StderrNotices())
-    with pytest.raises(ProfileError):
-        check_launch(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
-    assert not marks.exists()
 
 
 def test_what_a_server_starts_executes_nothing_of_the_working_directory(marks: Path) -> None:
@@ -121,28 +92,6 @@ def test_every_python_that_is_started_has_a_safe_path() -> None:
         for match in re.finditer(r'[\[(](?:sys\.executable|python), "(-\w)"', path.read_text("utf-8"))
     ]
     assert len(started) >= 6 and {option for _, option in started} == {"-P", "-I"}, started
-
-
-def test_what_is_printed_is_no_output_of_the_check_before_a_launch(
-    pair: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def printing(*_: object, **__: object) -> tuple[list[Finding], list[str], list[str]]:
-        os.write(1, b"a library works\n")
-        return [], ["its models"], []
-
-    monkeypatch.setattr("specserve.checks.prepare._checked", printing)
-    check_launch(pair, notices=StderrNotices())
-    said = capfd.readouterr()
-    assert (said.out, "not checked: its models" in said.err) == ("", True)
-
-
-@pytest.mark.parametrize("end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL)])
-def test_a_check_that_ends_at_once_stops_nothing(
-    end: Callable[[], None], pair: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("specserve.checks.prepare._checked", lambda *_, **__: end())
-    check_launch(pair, notices=StderrNotices())
-    assert "not checked: the check ended without an answer" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("noise")

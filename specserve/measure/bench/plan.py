@@ -128,7 +128,7 @@ def plan_variant(
 
     `starts`: by the vLLM that is here. `check`: models, memory and machine are judged, too.
     """
-    from specserve.checks.prepare import plan_and_check
+    from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
 
     options = LaunchOptions(
@@ -139,7 +139,7 @@ def plan_variant(
         check=check,
         starts=starts,
     )
-    profile, plan = plan_and_check(path, options, notices=notices)
+    profile, plan = prepare(path, options, notices=notices)
     return Variant(
         name=name or profile.name,
         plan=plan,

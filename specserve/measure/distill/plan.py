@@ -174,7 +174,7 @@ def plan_distillation(
     request: DistillRequest, *, notices: Notices, starts: bool = True
 ) -> DistillPlan:
     """The plan; `starts`: it is carried out. Raises SpecserveError."""
-    from specserve.checks.prepare import plan_and_check
+    from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
 
@@ -197,7 +197,7 @@ def plan_distillation(
             hint="docs/distill.md says how it is installed",
         )
     options = LaunchOptions(alternative="baseline", starts=starts, check=starts)
-    profile, launch = plan_and_check(request.profile, options, notices=notices)
+    profile, launch = prepare(request.profile, options, notices=notices)
     draft = _folder(block.model, block.keys.get("revision"), what="draft")
     revision = profile.target.revision
     target = _folder(profile.target.model, revision, what="target") if is_head else None

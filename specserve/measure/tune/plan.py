@@ -148,11 +148,11 @@ class TunePlan:
 
 def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePlan:
     """Plan a command. `starts`: the machine is checked, too. Raises SpecserveError."""
-    from specserve.checks.prepare import plan_and_check
+    from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
 
     options = LaunchOptions(port=0, alternative=request.alternative, starts=starts)
-    profile, launch = plan_and_check(request.profile, options, notices=notices)
+    profile, launch = prepare(request.profile, options, notices=notices)
     if profile.speculation is None:
         raise UsageError(
             f"`{profile.file}` does not speculate: there is nothing to tune",

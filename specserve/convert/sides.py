@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.command import NoStart, profile_of
+from specserve.convert.command import profile_of
 from specserve.convert.invocation import is_command
 from specserve.diagnostics import Severity
-from specserve.errors import ProfileError, UsageError, quoted
+from specserve.errors import ProfileError, UsageError
 from specserve.plan.compare import Side
 from specserve.plan.launch import launch
 from specserve.profile.find import at_revision, load_at
@@ -64,32 +64,15 @@ def _side(words: Sequence[str], running: Callable[[str], list[str] | None]) -> _
     if not Path(name).is_file() and (command := running(name)):
         _, profile, ignored = _converted(command)
         return f"{name} (running)", profile, ignored
-    if name.startswith(("http://", "https://")):
-        hint = "write the server's command line after `--`"
-        raise UsageError(
-            f"{quoted(name)} is a URL, which `specserve diff` does not accept", hint=hint
-        )
     place = at_revision(name)
-    try:
-        profile = load_at(*place) if place else load_profile(name)
-    except ProfileError as error:
-        if not place and Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"):
-            error.hint = f"if it is a script, `specserve convert {name}` makes a profile of it"
-        raise
-    return name, profile, ()
+    return name, load_at(*place) if place else load_profile(name), ()
 
 
 def _converted(words: Sequence[str]) -> _Named:
-    try:
-        profile, findings = profile_of(words)
-    except NoStart as error:
-        error.hint = "write `specserve diff A -- vllm serve MODEL …`"
-        raise
+    profile, findings = profile_of(words)
     errors = (item for item in findings if item.severity is Severity.ERROR)
     unread = (
-        item
-        for item in errors
-        if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
+        item for item in errors if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
     )
     if profile is None or any(unread):
         raise ProfileError("specserve cannot plan this command", findings=tuple(findings))
