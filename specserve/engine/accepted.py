@@ -10,18 +10,16 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-_INTERNAL = {
-    "ModelConfig",
-    "ParallelConfig",
-}  # vLLM fills these keys of `speculative_config` itself
+_INTERNAL = {"ModelConfig", "ParallelConfig"}
+"""Types of keys of `speculative_config` that vLLM fills itself."""
 _WRAPPERS = {"_optional_type", "_parse_type"}
 _SCALARS = {int: "int", float: "float", str: "str"}
 _SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 _DEEPEST = 3
 """Mappings in mappings: `compilation_config.pass_config` is two deep."""
+Entry = dict[str, Any]
 
 
 def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -29,33 +27,20 @@ def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
     import vllm
     from vllm import envs
     from vllm.config import speculative
-    from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils import argparse_utils
 
-    engine_parser = AsyncEngineArgs.add_cli_args(
-        argparse_utils.FlexibleArgumentParser(add_help=False)
-    )
-    (commands,) = [
+    (commands,) = (
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    ]
-    serve = commands.choices["serve"]
-    own = {action.dest for action in engine_parser._actions}
-    options = {action.dest: argument(action) for action in serve._actions if action.option_strings}
-    options.pop("help", None)
-    fields = dataclasses.fields(AsyncEngineArgs)
-    engine: dict[str, Any] = {
-        field.name: {"flag": None, "kind": _kind(field.type)}
-        for field in fields
-        if not field.name.startswith("_")
-    }
-    engine |= {name: entry for name, entry in options.items() if name in own}
+    )
+    actions = [action for action in commands.choices["serve"]._actions if action.option_strings]
+    options = {action.dest: _argument(action) for action in actions if action.dest != "help"}
+    bare = argparse_utils.FlexibleArgumentParser(add_help=False)
+    own = {action.dest for action in AsyncEngineArgs.add_cli_args(bare)._actions}
+    engine = {name: entry for name, entry in options.items() if name in own}
     frontend = {name: entry for name, entry in options.items() if name not in own}
-    keys = _of_class(get_kwargs(speculative.SpeculativeConfig))
-    speculation = {
-        name: {**entry, "form": "value", "negatable": False, "human_int": False}
-        for name, entry in keys
-    }
     _add_limits(engine)
+    speculation = _speculation_keys()
     _add_values(engine, frontend, speculation)
     methods, mtp = _values(speculative.SpeculativeMethod), _values(speculative.MTPModelTypes)
     return {
@@ -69,18 +54,78 @@ def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:
     }
 
 
-def _kind(hint: Any) -> str:
-    """The kind of a keyword that only Python has."""
-    plain = _only(hint)
-    return (
-        "dict"
-        if dataclasses.is_dataclass(plain)
-        else {**_SCALARS, bool: "bool"}.get(plain, "other")
-    )
+def _argument(action: argparse.Action) -> Entry:
+    """One argument as a table holds it."""
+    is_pair = isinstance(action, argparse.BooleanOptionalAction)
+    flags = [flag for flag in action.option_strings if not (is_pair and flag.startswith("--no-"))]
+    long = next((flag for flag in flags if flag.startswith("--")), flags[0])
+    inverses = {f"--disable-{long[9:]}", f"--enable-{long[10:]}"} if is_pair else set()
+    kind, form = _kind_and_form(action)
+    choices = [choice for choice in action.choices or () if choice not in (None, "None")]
+    return {
+        "flag": long,
+        "kind": kind,
+        "form": form,
+        "negatable": is_pair,
+        "choices": sorted(choices, key=lambda choice: (str(type(choice)), choice))
+        if kind != "dict"
+        else [],
+        "human_int": _reader(action.type)[1].startswith("human_readable_int"),
+        "nullable": getattr(action.type, "__name__", "") == "_optional_type",
+        "aliases": [flag for flag in flags if flag != long and flag not in inverses],
+    }
 
 
-def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
-    """What vLLM's configuration classes (of pydantic) refuse beyond the type of an argument."""
+def _kind_and_form(action: argparse.Action) -> tuple[str, str]:
+    kind, name = _reader(action.type)
+    if action.nargs == 0:
+        return "bool", "flag"
+    if isinstance(action, argparse._AppendAction):
+        return "list", "append"
+    if action.nargs == "+":
+        return "list", "many"
+    if kind is json.loads and isinstance(action.default, list):
+        return "list", "json"
+    if kind is json.loads or name == "parse_dataclass":
+        return "dict", "json"
+    if name == "union_dict_and_str":
+        return "dict", "json_or_str"
+    if name.startswith("human_readable_int") or isinstance(action.default, enum.IntEnum):
+        return "int", "value"
+    if name == "<lambda>":
+        return ("list", "comma") if isinstance(kind("1,2"), list) else ("str", "value")
+    return _SCALARS.get(kind, "str"), "optional_value" if action.nargs == "?" else "value"
+
+
+def _reader(kind: Any) -> tuple[Any, str]:
+    """The function that reads a value, without those of vLLM's around it, and its name."""
+    while getattr(kind, "__name__", "") in _WRAPPERS:
+        kind = kind.__closure__[0].cell_contents
+    return kind, getattr(kind, "__name__", "")
+
+
+def _speculation_keys() -> dict[str, Entry]:
+    """The keys of the block, by what vLLM would give to `add_argument` for each."""
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.engine.arg_utils import get_kwargs
+
+    parser, found = argparse.ArgumentParser(add_help=False), dict[str, Entry]()
+    for name, words in get_kwargs(SpeculativeConfig).items():
+        classes = getattr(words.get("type"), "__defaults__", None) or ()
+        if any(each.__name__ in _INTERNAL for each in classes):
+            continue
+        with contextlib.suppress(TypeError, ValueError):  # a field that no command line could hold
+            entry = _argument(parser.add_argument(f"--{name.replace('_', '-')}", **words))
+            del entry["flag"]
+            found[name] = {**entry, "form": "value", "negatable": False, "human_int": False}
+    return found
+
+
+def _add_limits(engine: dict[str, Entry]) -> None:
+    """What vLLM's configuration classes (of pydantic) refuse beyond the type of an argument.
+
+    Adds the keywords that only Python has, too.
+    """
     from vllm.engine import arg_utils
 
     bounds: dict[str, list[str]] = {}
@@ -94,19 +139,21 @@ def _add_limits(engine: dict[str, dict[str, Any]]) -> None:
             ]
             # of two classes with a field of one name, only what both say counts
             bounds[name] = [limit for limit in found if limit in bounds.get(name, found)]
-    messages = [
-        text for name, text in vars(arg_utils).items() if name.endswith("_DEPRECATION_MESSAGE")
-    ]
+    texts = [text for name, text in vars(arg_utils).items() if name.endswith("DEPRECATION_MESSAGE")]
+    deprecated = {found[0]: text for text in texts if (found := re.search(r"--[a-z0-9-]+", text))}
     for field in dataclasses.fields(arg_utils.AsyncEngineArgs):
-        entry = engine.get(field.name, {})
-        if entry.get("kind") in ("int", "float"):
+        if field.name.startswith("_"):
+            continue
+        plain = _only(field.type)
+        kind = _SCALARS.get(plain, "bool" if plain is bool else "other")
+        kind = "dict" if dataclasses.is_dataclass(plain) else kind
+        entry = engine.setdefault(field.name, {"flag": None, "kind": kind})
+        if entry["kind"] in ("int", "float"):
             entry["bounds"] = bounds.get(field.name, [])
-        elif entry.get("kind") == "dict":
+        elif entry["kind"] == "dict":
             entry["keys"], entry["inner_choices"] = _keys(field.type)
-        for text in messages:
-            flag = re.search(r"--[a-z0-9-]+", text)
-            if flag and flag[0] == entry.get("flag"):
-                entry["deprecated"] = text
+        if entry["flag"] in deprecated:
+            entry["deprecated"] = deprecated[entry["flag"]]
 
 
 def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
@@ -125,18 +172,13 @@ def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
     for name, field in fields.items():
         if name.startswith("_"):
             continue
-        kind = _only(field.annotation)
+        kind, texts = _only(field.annotation), list[str]()
         inner, more = _keys(field.annotation, depth + 1)
         keys += [name, *(f"{name}.{key}" for key in inner)]
         choices += [f"{name}.{item}" for item in more]
-        texts: list[Any] = []
-        if typing.get_origin(kind) is typing.Literal:
-            texts = (
-                sorted(_values(kind))
-                if all(isinstance(x, str) for x in typing.get_args(kind))
-                else []
-            )
-        elif isinstance(kind, enum.EnumMeta) and enum.Enum in kind.__bases__:
+        if all(isinstance(each, str) for each in typing.get_args(kind)):
+            texts = sorted(_values(kind))
+        if isinstance(kind, enum.EnumMeta) and enum.Enum in kind.__bases__:
             texts = sorted(kind.__members__)
         choices += [f"{name}={'|'.join(texts)}"] if texts else []
     return sorted(keys), sorted(choices)
@@ -152,7 +194,15 @@ def _only(hint: Any) -> Any:
     return _only(rest[0]) if len(rest) == 1 else None
 
 
-def _add_values(*sections: dict[str, dict[str, Any]]) -> None:
+def _values(alias: Any) -> set[str]:
+    """The texts of a `Literal`, those of literals inside it too."""
+    found: set[str] = set()
+    for item in typing.get_args(alias):
+        found |= {item} if isinstance(item, str) else _values(item)
+    return found
+
+
+def _add_values(*sections: dict[str, Entry]) -> None:
     """The values that vLLM looks up in a list of its own: where a plug-in may add some, `known`."""
     from vllm import reasoning, tool_parsers
     from vllm.config.cache import CacheDType
@@ -168,83 +218,11 @@ def _add_values(*sections: dict[str, dict[str, Any]]) -> None:
         "tool_call_parser": set(tool_parsers._TOOL_PARSERS_TO_REGISTER),
     }
     for section in sections:
-        for name, entry in section.items():
-            if name in known and not entry.get("choices"):
-                entry["known"] = sorted(known[name])
-            elif name == "attention_backend":
-                entry["choices"] = [*sorted(AttentionBackendEnum.__members__), "auto"]
-
-
-def _of_class(given: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The fields of a configuration class, by what vLLM would give to `add_argument` for each."""
-    parser = argparse.ArgumentParser(add_help=False)
-    for name, words in given.items():
-        if any(
-            part.__name__ in _INTERNAL
-            for part in getattr(words.get("type"), "__defaults__", None) or ()
-        ):
-            continue
-        with contextlib.suppress(TypeError, ValueError):  # a field that no command line could hold
-            entry = argument(parser.add_argument(f"--{name.replace('_', '-')}", **words))
-            yield name, {key: value for key, value in entry.items() if key != "flag"}
-
-
-def argument(action: argparse.Action) -> dict[str, Any]:
-    """One argument as a table holds it."""
-    is_pair = isinstance(action, argparse.BooleanOptionalAction)
-    flags = [flag for flag in action.option_strings if not (is_pair and flag.startswith("--no-"))]
-    long = next((flag for flag in flags if flag.startswith("--")), flags[0])
-    inverses = {f"--disable-{long[9:]}", f"--enable-{long[10:]}"} if is_pair else set()
-    kind, form = _kind_and_form(action)
-    choices = [choice for choice in action.choices or () if choice not in (None, "None")]
-    return {
-        "flag": long,
-        "kind": kind,
-        "form": form,
-        "negatable": is_pair,
-        "choices": sorted(choices, key=lambda choice: (str(type(choice)), choice))
-        if kind != "dict"
-        else [],
-        "human_int": getattr(_inner(action.type), "__name__", "").startswith("human_readable_int"),
-        "nullable": getattr(action.type, "__name__", "") == "_optional_type",
-        "aliases": [flag for flag in flags if flag != long and flag not in inverses],
-    }
-
-
-def _kind_and_form(action: argparse.Action) -> tuple[str, str]:
-    kind = _inner(action.type)
-    name = getattr(kind, "__name__", "")
-    if action.nargs == 0:
-        return "bool", "flag"
-    if isinstance(action, argparse._AppendAction):
-        return "list", "append"
-    if action.nargs == "+":
-        return "list", "many"
-    if kind is json.loads:
-        return "list" if isinstance(action.default, list) else "dict", "json"
-    if name == "parse_dataclass":
-        return "dict", "json"
-    if name == "union_dict_and_str":
-        return "dict", "json_or_str"
-    if name.startswith("human_readable_int"):
-        return "int", "value"
-    if name == "<lambda>":
-        return ("list", "comma") if isinstance(kind("1,2"), list) else ("str", "value")
-    if isinstance(action.default, enum.IntEnum):
-        return "int", "value"
-    return _SCALARS.get(kind, "str"), "optional_value" if action.nargs == "?" else "value"
-
-
-def _inner(kind: Any) -> Any:
-    """The function that reads a value, without those of vLLM's around it."""
-    while getattr(kind, "__name__", "") in _WRAPPERS:
-        kind = kind.__closure__[0].cell_contents
-    return kind
-
-
-def _values(alias: Any) -> set[str]:
-    """The texts of a `Literal`, those of literals inside it too."""
-    found: set[str] = set()
-    for item in typing.get_args(alias):
-        found |= {item} if isinstance(item, str) else _values(item)
-    return found
+        for name in known.keys() & section.keys():
+            if not section[name].get("choices"):
+                section[name]["known"] = sorted(known[name])
+        if "attention_backend" in section:
+            section["attention_backend"]["choices"] = [
+                *sorted(AttentionBackendEnum.__members__),
+                "auto",
+            ]
