@@ -20,9 +20,9 @@ from typing import Any
 from specserve import __version__, engine
 from specserve.checks.oraclechild import (
     CHILD,
-    OracleChild,
     VllmChange,
     VllmVerdict,
+    answers,
     changed_at,
     installed_table,
     keep_answer,
@@ -154,23 +154,22 @@ def ask(
             is_told = True
             before()
         if new:
-            said |= _answers([*(command or CHILD), *setting], new, limit_s)
+            said |= _new_answers([*(command or CHILD), *setting], new, limit_s)
         usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
         verdicts |= {at: _read(said[files[at]], each, usual=usual) for at, each in asked.items()}
     return tuple(verdicts[at] for at in range(len(questions)))
 
 
-def _answers(
+def _new_answers(
     command: Sequence[str], requests: Mapping[Path, dict[str, Any]], limit_s: float
 ) -> dict[Path, dict[str, Any]]:
     """What a child says, by the file in which it is kept."""
     files, said = list(requests), dict[Path, dict[str, Any]]()
     try:
-        with OracleChild(command) as child:
-            for number, answer in child.answers(list(requests.values()), limit_s=limit_s):
-                said[files[number]] = answer
-                if "not_judged" not in answer and not answer.get("skipped"):
-                    keep_answer(files[number], answer)  # what is not here may come
+        for number, answer in answers(command, requests.values(), limit_s=limit_s):
+            said[files[number]] = answer
+            if "not_judged" not in answer and not answer.get("skipped"):
+                keep_answer(files[number], answer)  # what is not here may come
     except FactError as error:
         return {file: {"not_judged": error.message} for file in files} | said
     return said

@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +30,7 @@ CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 _GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
 """Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
 _LIMIT_S = 300.0
-"""From one answer to the next; the child itself waits less for vLLM."""
+"""The child itself waits less for vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,86 +72,63 @@ class VllmVerdict:
     warnings: tuple[str, ...] = ()
 
 
-class OracleChild:
-    """A running `engine/oracle.py`; leaving its context ends it with all that it started."""
+def answers(
+    command: Sequence[str], requests: Iterable[Mapping[str, Any]], *, limit_s: float = _LIMIT_S
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each request with its answer, as they come from a running `engine/oracle.py`.
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="specserve-oracle-")
-        self._log = Path(self._folder.name) / "stderr"
-        self._asked = 0
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=self._folder.name,
-                start_new_session=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-            )
-        self.pid = self._process.pid
-
-    def __enter__(self) -> OracleChild:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
-        self._folder.cleanup()
-
-    def answers(
-        self, requests: Sequence[Mapping[str, Any]], *, limit_s: float = _LIMIT_S
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The number of each request with its answer, as they come. Raises FactError.
-
-        The `models` of a request are laid out as folders that hold a config.json.
-        """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        lines, first = [], self._asked
-        self._asked += len(requests)
-        for at, request in enumerate(requests, start=first):
+    The `models` of a request are laid out as folders that hold a config.json. `limit_s`: from one
+    answer to the next. In the end nothing of the child is left. Raises FactError.
+    """
+    with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as folder:
+        lines = []
+        for at, request in enumerate(requests):
             sent = {"id": at, **request}
             for role, config in sent.pop("models", {}).items():
-                sent["folder"] = f"{self._folder.name}/{at}"
+                sent["folder"] = f"{folder}/{at}"
                 model = Path(sent["folder"]) / role
                 model.mkdir(parents=True)
                 (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            lines.append(json.dumps(sent).encode() + b"\n")
-        # a child that writes an answer does not read: neither waits for the other
-        threading.Thread(target=self._send, args=(b"".join(lines),), daemon=True).start()
-        stream, unread, left = self._process.stdout.fileno(), b"", len(requests)
-        deadline = time.monotonic() + limit_s
-        while left:
-            if not select.select([stream], [], [], max(deadline - time.monotonic(), 0))[0]:
-                raise FactError(f"vLLM did not answer within {limit_s:g} s")
-            if not (more := os.read(stream, 1 << 20)):
-                raise FactError(f"asking vLLM failed: {self._last_words()}")
-            *said, unread = (unread + more).split(b"\n")
-            for line in said:
-                answer = message_in(line)
-                number = answer.pop("id", -1) if answer else -1
-                if answer is not None and number in range(first, self._asked):
-                    folder, text = f"{self._folder.name}/{number}/", json.dumps(answer)
-                    yield number - first, json.loads(text.replace(folder, ""))
-                    left, deadline = left - 1, time.monotonic() + limit_s
+            lines.append(json.dumps(sent) + "\n")
+        asked, log = Path(folder) / "stdin", Path(folder) / "stderr"
+        asked.write_text("".join(lines), encoding="utf-8")
+        with asked.open("rb") as stdin, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=folder,
+                start_new_session=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            )
+        assert process.stdout is not None
+        stream, unread, left = process.stdout.fileno(), b"", set(range(len(lines)))
+        try:
+            while left:
+                if not select.select([stream], [], [], limit_s)[0]:
+                    raise FactError(f"vLLM did not answer within {limit_s:g} s")
+                if not (more := os.read(stream, 1 << 20)):
+                    raise FactError(f"asking vLLM failed: {_last_words(log)}")
+                *said, unread = (unread + more).split(b"\n")
+                for answer in filter(None, map(message_in, said)):
+                    if (number := answer.pop("id", None)) in left:
+                        left.remove(number)
+                        text = json.dumps(answer).replace(f"{folder}/{number}/", "")
+                        yield number, json.loads(text)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
 
-    def _send(self, text: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is gone, or closed
-            self._process.stdin.write(text)
-            self._process.stdin.flush()
 
-    def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        if "Failed to infer device type" in last:  # vllm/config/device.py
-            last = "this vLLM is not for the platform of the profile; try `--assume`"
-        return last[:300]
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    if "Failed to infer device type" in last:  # vllm/config/device.py
+        last = "this vLLM is not for the platform of the profile; try `--assume`"
+    return last[:300]
 
 
 def kept_answer(file: Path) -> dict[str, Any] | None:
@@ -204,8 +179,7 @@ def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTa
         ):
             said = kept
             if said is None:
-                with OracleChild([*command, *gpu]) as child:
-                    ((_, answer),) = child.answers([{"accepted": True}])
+                ((_, answer),) = answers([*command, *gpu], [{"accepted": True}])
                 said = answer["accepted"]
             read = table_of(said, version=found.version, distribution=found.distribution)
             if kept is None:

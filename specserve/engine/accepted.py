@@ -140,7 +140,7 @@ def _add_limits(engine: dict[str, Entry]) -> None:
             # of two classes with a field of one name, only what both say counts
             bounds[name] = [limit for limit in found if limit in bounds.get(name, found)]
     texts = [text for name, text in vars(arg_utils).items() if name.endswith("DEPRECATION_MESSAGE")]
-    deprecated = {found[0]: text for text in texts if (found := re.search(r"--[a-z0-9-]+", text))}
+    deprecated = {flag[0]: text for text in texts if (flag := re.search(r"--[a-z0-9-]+", text))}
     for field in dataclasses.fields(arg_utils.AsyncEngineArgs):
         if field.name.startswith("_"):
             continue

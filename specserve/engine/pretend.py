@@ -102,12 +102,14 @@ def pretend(gpu: PretendedGpu, *, cache: Path) -> None:
 
 
 def _by_name(make: Callable[[Any, str], Any]) -> Any:
-    """A `__getattr__` that makes what is asked for by its name; there are no special methods."""
+    """A `__getattr__` that makes what is asked for once; there are no special methods."""
 
     def getter(holder: Any, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return make(holder, name)
+        made = make(holder, name)
+        setattr(holder, name, made)
+        return made
 
     return getter
 
@@ -149,15 +151,11 @@ class _Library(types.ModuleType):
     __path__: MutableSequence[str] = []  # noqa: RUF012
     __version__ = "0.7.2"
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, _AbsentType(name, (), {}))
-        return self.__dict__[name]
+    __getattr__ = _CLASSES
 
 
 class _Operator:
-    """An operator that cannot run: passes and pattern matchers hold on to its overloads."""
+    """An operator that cannot run, or their namespace: pattern matchers hold on to overloads."""
 
     __getattr__ = _by_name(lambda operator, name: _Operator(f"{operator.__name__}.{name}"))
 
@@ -166,23 +164,6 @@ class _Operator:
 
     def __call__(self, *_arguments: Any, **_named: Any) -> Any:
         raise StandInCalled(f"torch.ops.{self.__name__}")
-
-
-class _Operators(types.ModuleType):
-    """A namespace of operators, those that only say what a GPU can do included."""
-
-    def __init__(self, name: str, capability: int) -> None:
-        super().__init__(f"torch.ops.{name}")
-        self._namespace = name
-        for operator, least in _LEAST_CAPABILITY.items():
-            setattr(self, operator, lambda asked=capability, least=least: asked >= least)
-        self.get_workspace_size = _returning(0)  # scratch memory is neither weights nor KV cache
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, _Operator(f"{self._namespace}.{name}"))
-        return self.__dict__[name]
 
 
 class _Stream:
@@ -268,14 +249,19 @@ def _pretend_operators(gpu: PretendedGpu) -> None:
 
     capability = 10 * gpu.capability[0] + gpu.capability[1]
     for name in _OPERATORS:
-        setattr(torch.ops, name, _Operators(name, capability))
+        namespace: Any = _Operator(name)
+        for operator, least in _LEAST_CAPABILITY.items():
+            setattr(namespace, operator, lambda asked=capability, least=least: asked >= least)
+        # scratch memory is neither weights nor KV cache
+        namespace.get_workspace_size = _returning(0)
+        setattr(torch.ops, name, namespace)
     register = torch.library.register_fake
 
-    def register_fake(op: Any, func: Any = None, **named: Any) -> Any:
+    def register_fake(op: Any, /, *given: Any, **named: Any) -> Any:
         """torch refuses a shape function for an operator that nobody registered."""
         if isinstance(op, str) and op.partition("::")[0] in _OPERATORS:
-            return func if func is not None else lambda function: function
-        return register(op, func, **named) if func is not None else register(op, **named)
+            return given[0] if given else lambda function: function
+        return register(op, *given, **named)
 
     torch.library.register_fake = register_fake
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
-from specserve.checks.oraclechild import OracleChild
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
 from specserve.models.read import read_model
@@ -70,25 +69,48 @@ def headers(folder: Path) -> list[tuple[str, str, list[int]]]:
     return [(name, item.dtype, list(item.shape)) for name, item in (facts.tensors or {}).items()]
 
 
+class Child:
+    """A running child, which is asked one question after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-P", "-m", "specserve.engine.oracle", "--gpu", json.dumps(GPU)]
+        self.folder, self.asked = folder, 0
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, text=True
+        )
+
+    def answer(self, request: dict[str, Any], models: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.asked += 1
+        place = self.folder / str(self.asked)
+        for name, config in models.items():
+            (place / name).mkdir(parents=True)
+            (place / name / "config.json").write_text(json.dumps(config))
+        self.process.stdin.write(json.dumps({**request, "id": self.asked, "folder": str(place)}) + "\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert found.pop("id") == self.asked
+        return dict(json.loads(json.dumps(found).replace(f"{place}/", "")))
+
+
 @pytest.fixture(scope="module")
-def child() -> Iterator[OracleChild]:
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """vLLM for eight pretended H100: it is imported once for all tests."""
-    command = [sys.executable, "-P", "-m", "specserve.engine.oracle", "--gpu", json.dumps(GPU)]
-    with OracleChild(command) as started:
-        yield started
+    started = Child(tmp_path_factory.mktemp("child"))
+    yield started
+    started.process.kill()
+    started.process.communicate()
 
 
 @pytest.fixture
-def judge(child: OracleChild) -> Judge:
+def judge(child: Child) -> Judge:
     """Asks about a launch of the demo pair, or of the models that are given."""
     pair = {name: read_model(str(DEMO / name), offline=True).config for name in (TARGET, DRAFT)}
 
     def ask(
         *argv: str, models: Mapping[str, Any] = pair, env: Mapping[str, str] | None = None, **build: Any
     ) -> dict[str, Any]:
-        request = {"argv": [TARGET, *argv], "models": models, "env": env or {}, "build": build}
-        ((_, answer),) = child.answers([request])
-        return answer
+        return child.answer({"argv": [TARGET, *argv], "env": env or {}, "build": build}, models)
 
     return ask
 
@@ -265,16 +287,14 @@ def test_no_answer_depends_on_what_was_asked_before(judge: Judge) -> None:
     assert "refused" not in first[0] and "refused" in first[2]
 
 
-def test_a_question_leaves_no_process_and_no_thread(judge: Judge, child: OracleChild) -> None:
+def test_a_question_leaves_no_process_and_no_thread(judge: Judge, child: Child) -> None:
     judge()
-    process = psutil.Process(child.pid)
+    process = psutil.Process(child.process.pid)
     assert (process.num_threads(), process.children(recursive=True)) == (1, [])
 
 
-def test_a_question_that_takes_too_long_is_not_judged_and_the_next_one_is(
-    judge: Judge, child: OracleChild
-) -> None:
+def test_a_question_that_takes_too_long_is_not_judged_and_the_next_one_is(judge: Judge, child: Child) -> None:
     config = read_model(str(DEMO / TARGET), offline=True).config
-    request = {"argv": [TARGET], "models": {TARGET: config}, "limit_s": 0}
-    assert list(child.answers([request])) == [(0, {"not_judged": "vLLM did not answer in time"})]
+    late = child.answer({"argv": [TARGET], "limit_s": 0}, {TARGET: config})
+    assert late == {"not_judged": "vLLM did not answer in time"}
     assert "effective" in judge()
