@@ -53,8 +53,10 @@ def score(log: dict[str, Any]) -> Score:
     """What the estimate says of one launch."""
     inputs = inputs_of(log)
     found = estimate(inputs)
-    if log.get("max_num_seqs") == "not stated" and found.is_short_of_states and found.state_blocks:
-        found = estimate(replace(inputs, max_num_seqs=max(1, int(found.state_blocks.low))))
+    if log.get("max_num_seqs") == "not stated" and found.state_blocks:
+        found = estimate(
+            replace(inputs, max_num_seqs=max(1, min(inputs.max_num_seqs, int(found.state_blocks.low))))
+        )
     if log["kv_gib"] is None:
         return Score(log, found, None)
     per_gpu, logged = found.per_gpu_bytes, log["kv_gib"] * _GIB

@@ -108,9 +108,8 @@ def find_drafts(
         is_refused = any(each.severity is Severity.ERROR for each in findings)
         verdict, size = None, None
         if (memory := known.context.memory.get("speculation")) is not None:
-            is_known = memory.unknown_draft is None
-            verdict = memory.verdict if is_known or memory.verdict == "does_not_fit" else None
-            size = memory.per_gpu_bytes.draft_weights if is_known and draft.model else None
+            verdict = None if memory.verdict == "unknown" else memory.verdict
+            size = (memory.per_gpu_bytes.draft_weights or None) if draft.model else None
         judged.append(JudgedDraft(draft, shown, is_refused, verdict, size))
     judged.sort(
         key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from specserve.errors import FactError
+from specserve.errors import FactError, gib
 from specserve.memory.inputs import MemoryInputs
 from specserve.memory.kv import kv_cache
 from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen_bytes
@@ -16,9 +16,8 @@ from specserve.models.config import quantization_of, text_config
 from specserve.models.layers import is_rough
 
 Basis = Literal["vllm", "headers", "published"]
-MemoryVerdict = Literal["fit", "tight", "does_not_fit"]
-VERDICTS: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
-"""From best to worst."""
+MemoryVerdict = Literal["fit", "tight", "unknown", "does_not_fit"]
+"""unknown: only because the size of a draft, or the KV cache of an architecture, is not known."""
 _SERVER = 1.0 * GIB
 """The CPU engine's other processes: API server and engine core, half a GiB each."""
 _MARLIN = (8, 0)
@@ -67,21 +66,6 @@ class DraftCost:
         return f"{100 * self.share:.0f} % of the KV cache: {words}"
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """One setting that makes the verdict better."""
-
-    path: str
-    """Dotted path in the profile, such as `engine.max_num_seqs`."""
-    value: int | str
-    verdict: MemoryVerdict
-
-    @property
-    def setting(self) -> str:
-        """As it would stand in the profile, in backticks."""
-        return f"`{self.path}: {self.value}`"
-
-
 class _Room(NamedTuple):
     """What one end of the band leaves for the KV cache."""
 
@@ -100,44 +84,31 @@ class MemoryEstimate:
 
     verdict: MemoryVerdict
     reason: str
-    """Why it is tight, in a few words."""
-    is_only_in_doubt: bool
-    """Whether it is tight only because a model is not known."""
-    certain: bool
-    """Whether nothing that is left out can make room for a launch that does not fit."""
+    """Why it is no fit, in a few words."""
     basis: Basis
     per_gpu_bytes: PerGpu
-    target_kv_bytes_per_token: int
-    draft_kv_bytes_per_token: int
+    needed_bytes: int
+    """What must be free when it starts; on the CPU, for all ranks."""
     max_model_len: int
-    max_num_seqs: int
     kv_cache_tokens: Bounds
+    """0 where the KV cache is not known."""
     max_concurrency: Bounds
     state_blocks: Bounds | None
-    ranks: int
-    """Worker processes on each node. On the CPU they share the memory; the figures are of one."""
-    unknown_draft: str | None
-    """The name of a second model that could not be read, and is not counted."""
-    is_kv_known: bool
     notes: tuple[str, ...]
     draft_cost: DraftCost | None = None
-    fixes: tuple[Fix, ...] = ()
-
-    @property
-    def is_short_of_states(self) -> bool:
-        """Whether there may be fewer blocks for recurrent states than requests."""
-        return self.state_blocks is not None and self.state_blocks.low < self.max_num_seqs
+    fixes: Mapping[str, int | str] = field(default_factory=dict)
+    """Settings of the profile with which it fits, or may fit, by dotted path: each alone."""
 
 
 def estimate(inputs: MemoryInputs) -> MemoryEstimate:
     """By the sizes of the models. Raises FactError if that of a model is not known without vLLM."""
     found, cost = _by_sizes(inputs), None
-    if inputs.method and inputs.unknown_draft is None and found.is_kv_known:
+    if inputs.method and inputs.unknown_draft is None and found.kv_cache_tokens.high:
         plain = _by_sizes(replace(inputs, method=None, num_speculative_tokens=0, draft=None))
         now, before = found.max_concurrency.high, plain.max_concurrency.high
         tokens = int(found.kv_cache_tokens.high), int(plain.kv_cache_tokens.high)
         cost = DraftCost(*tokens, now, before)
-    fixes = () if found.verdict == "fit" else tuple(_fixes(inputs, found))
+    fixes = _fixes(inputs, found) if found.verdict in ("tight", "does_not_fit") else {}
     return replace(found, draft_cost=cost, fixes=fixes)
 
 
@@ -150,23 +121,21 @@ def by_vllm(
     highest budget. What helps is estimated, where the estimate comes to the same verdict.
     Raises FactError, KeyError, TypeError and ValueError for an answer of another form.
     """
-    layers, per_token = [layer for stage in built["stages"] for layer in stage["kv"]], [0, 0]
-    needs_states = not inputs.enforce_eager and any(each["kind"] == "MambaSpec" for each in layers)
-    for each in (each for each in layers if each["kind"] != "MambaSpec"):
-        per_token[bool(each["draft"])] += int(each["page_bytes"]) // int(each["block_size"])
+    kinds = {layer["kind"] for stage in built["stages"] for layer in stage["kv"]}
+    needs_states = not inputs.enforce_eager and "MambaSpec" in kinds
     sizes = [
         (int(stage["target"]["parameters"]), int(stage["draft"]["parameters"]))
         for stage in built["stages"]
     ]
     low, high = (_planned(plan, needs_states=needs_states) for plan in built["plans"])
-    found = _conclude(inputs, max(sizes, key=sum), (low, high), per_token, basis="vllm")
+    found = _conclude(inputs, max(sizes, key=sum), (low, high), basis="vllm")
     if inputs.method and alone:
         before = _planned(alone["plans"][-1])
         cost = DraftCost(high.tokens, before.tokens, high.concurrency, before.concurrency)
         found = replace(found, draft_cost=cost)
     with suppress(FactError):
         about = found if found.verdict == "fit" else estimate(inputs)
-        found = replace(found, fixes=about.fixes if about.verdict == found.verdict else ())
+        found = replace(found, fixes=about.fixes if about.verdict == found.verdict else {})
     return found
 
 
@@ -180,18 +149,19 @@ def _planned(plan: Mapping[str, Any], *, needs_states: bool = False) -> _Room:
 
 def _by_sizes(inputs: MemoryInputs) -> MemoryEstimate:
     """The estimate without its fixes, and without what the draft costs."""
-    kv, rooms, notes, per_token = None, list[_Room](), tuple[str, ...](), [0, 0]
+    kv, rooms, notes, doubt = None, list[_Room](), tuple[str, ...](), ""
     stages, config, band = inputs.pipeline_parallel_size, inputs.target.config, reserve(inputs)
     mine = per_gpu(target_weights(inputs), inputs, config, stages=stages)
     drafted = draft_bytes(inputs)
     models = [facts for facts in (inputs.target, inputs.draft) if facts]
+    if inputs.unknown_draft:
+        doubt = f"the size of `{inputs.unknown_draft}` is not known"
     try:
         kv = kv_cache(inputs)
-        per_token = [kv.per_token(), kv.per_token(draft=True)]
         if any(map(is_rough, models)):
             notes = ("rough: nobody compared this model type with vLLM's own figures",)
     except FactError as error:
-        notes = (error.message,)
+        notes, doubt = (error.message,), "the KV cache of this architecture is not known"
     for beside in (band.high, band.low):
         left = inputs.kv_cache_memory_bytes
         if left is None:
@@ -204,121 +174,115 @@ def _by_sizes(inputs: MemoryInputs) -> MemoryEstimate:
         states = None if inputs.enforce_eager else states
         starts = left >= (kv.request_bytes(16) if inputs.is_auto_length else each)
         rooms.append(_Room(left, starts, int(most * inputs.max_model_len), most, states))
-    weights, is_published = (int(mine), int(drafted)), any(each.tensors is None for each in models)
-    basis: Basis = "published" if is_published else "headers"
-    is_known = kv is not None
-    return _conclude(
-        inputs, weights, rooms, per_token, basis=basis, is_kv_known=is_known, notes=notes
-    )
+    basis: Basis = "published" if any(each.tensors is None for each in models) else "headers"
+    weights = (int(mine), int(drafted))
+    return _conclude(inputs, weights, rooms, basis=basis, doubt=doubt, notes=notes)
 
 
 def _conclude(
     inputs: MemoryInputs,
     weights: tuple[int, int],
     rooms: Iterable[_Room],
-    per_token: list[int],
     *,
     basis: Basis,
-    is_kv_known: bool = True,
+    doubt: str = "",
     notes: tuple[str, ...] = (),
 ) -> MemoryEstimate:
     total, fixed = inputs.total_bytes, inputs.kv_cache_memory_bytes
     low, high = rooms
-    is_overfull = fixed is not None and sum(weights) + fixed > total
-    is_refused = high.states is not None and high.states < inputs.max_num_seqs
-    verdict: MemoryVerdict = "does_not_fit"
-    reason = doubt = ""
-    if high.starts and not is_overfull and not is_refused:
-        reason = _shortage(inputs, sum(weights), low, high)
-        if not is_kv_known:
-            doubt = "the KV cache of this architecture is not known"
-        elif inputs.unknown_draft:
-            doubt = f"the size of `{inputs.unknown_draft}` is not known"
-        verdict = "tight" if reason or doubt else "fit"
-    others = [*inputs.uncounted, *filter(None, [inputs.unknown_draft])]
-    if others:
-        notes += (f"not counted: {', '.join(f'`{name}`' for name in others)}",)
-    if inputs.may_make_room and verdict == "does_not_fit":
-        notes += ("a warning and no error, because what is not counted may make room",)
+    verdict, reason = _verdict(inputs, sum(weights), low, high)
+    if verdict == "fit" and doubt:
+        verdict, reason = "unknown", doubt
+    if inputs.uncounted:
+        names = ", ".join(f"`{name}`" for name in inputs.uncounted)
+        if verdict == "does_not_fit":
+            verdict, reason = "tight", f"{reason}; {names} may make room, and is not counted"
+        notes += (f"not counted: {names}",)
     budget = total if fixed is not None else int(total * inputs.gpu_memory_utilization)
-    cache = Bounds(max(0.0, low.kv_bytes), max(0.0, high.kv_bytes))
+    copies = inputs.ranks if inputs.machine.is_cpu else 1
     states = None
     if low.states is not None and high.states is not None:
         states = Bounds(low.states, high.states)
     return MemoryEstimate(
         verdict,
-        reason or doubt,
-        is_only_in_doubt=bool(doubt and not reason),
-        certain=verdict == "does_not_fit" and not inputs.may_make_room,
-        basis=basis,
-        per_gpu_bytes=PerGpu(total, budget, *weights, reserve(inputs), cache),
-        target_kv_bytes_per_token=per_token[0],
-        draft_kv_bytes_per_token=per_token[1],
+        reason,
+        basis,
+        PerGpu(
+            *(total, budget, *weights, reserve(inputs)),
+            Bounds(max(0.0, low.kv_bytes), max(0.0, high.kv_bytes)),
+        ),
+        needed_bytes=budget if fixed is None else copies * sum(weights) + fixed,
         max_model_len=inputs.max_model_len,
-        max_num_seqs=inputs.max_num_seqs,
         kv_cache_tokens=Bounds(low.tokens, high.tokens),
         max_concurrency=Bounds(low.concurrency, high.concurrency),
         state_blocks=states,
-        ranks=inputs.ranks,
-        unknown_draft=inputs.unknown_draft,
-        is_kv_known=is_kv_known,
         notes=notes,
     )
 
 
-def _shortage(inputs: MemoryInputs, weights: int, low: _Room, high: _Room) -> str:
-    """Why a launch that may start is not sure to, in a few words; empty if nothing is short."""
+def _verdict(
+    inputs: MemoryInputs, weights: int, low: _Room, high: _Room
+) -> tuple[MemoryVerdict, str]:
+    """What both ends of the band say, and why it is no fit."""
     total, fixed = inputs.total_bytes, inputs.kv_cache_memory_bytes
-    if not low.starts:
-        if not high.tokens:
-            sizes = f"{max(0.0, low.kv_bytes) / GIB:.1f} to {high.kv_bytes / GIB:.1f} GiB"
-            return f"about {sizes} are left for the KV cache"
-        held = f"the KV cache holds about {low.tokens:,} to {high.tokens:,}"
-        return f"one request may need {inputs.max_model_len:,} tokens, and {held}"
-    if low.states is not None and low.states < inputs.max_num_seqs:
-        held = f"the KV cache has about {low.states:,} to {high.states:,}"
-        return f"{inputs.max_num_seqs:,} requests need a block each for their states, and {held}"
-    used = weights + reserve(inputs).high + (fixed or 0)
     share = total * inputs.gpu_memory_utilization
+    if fixed is not None and weights + fixed > total:
+        return "does_not_fit", f"weights of {gib(weights)} and a KV cache of {gib(fixed)} exceed it"
+    if fixed is None and weights >= share:
+        return "does_not_fit", f"the weights take {gib(weights)}, and vLLM may use {gib(share)}"
+    if low.states is not None and high.states is not None and low.states < inputs.max_num_seqs:
+        many = f"{inputs.max_num_seqs:,} requests need a block each for their states"
+        held = f"the KV cache has about {_between(low.states, high.states)}"
+        is_refused = high.states < inputs.max_num_seqs
+        return "does_not_fit" if is_refused else "tight", f"{many}, and {held}"
+    if not low.starts:
+        held = f"the KV cache holds about {_between(low.tokens, high.tokens)}"
+        if not high.tokens:
+            sizes = (f"{max(0.0, room.kv_bytes) / GIB:.1f}" for room in (low, high))
+            held = f"about {' to '.join(sizes)} GiB are left for the KV cache"
+        needed = f"one request may need {inputs.max_model_len:,} tokens"
+        return "tight" if high.starts else "does_not_fit", f"{needed}, and {held}"
+    used = weights + reserve(inputs).high + (fixed or 0)
     if inputs.machine.is_cpu:
         used = (share if fixed is None else inputs.ranks * used) + _SERVER
         who = f"its {inputs.ranks} ranks together" if inputs.ranks > 1 else "the server"
-        return f"{who} may take about {used / GIB:.1f} GiB" if used > total else ""
-    spare, unseen = total - (share if fixed is None else used), unseen_bytes(inputs)
-    spare -= context_bytes(inputs)
+        return ("tight", f"{who} may take about {gib(used)}") if used > total else ("fit", "")
+    spare = total - (share if fixed is None else used) - context_bytes(inputs)
+    unseen = unseen_bytes(inputs)
     if spare >= unseen:
-        return ""
+        return "fit", ""
     what = "drafts being verified" if inputs.num_speculative_tokens else "sampling or a prefill"
-    left = f"{max(0.0, spare) / GIB:.1f} GiB are left unclaimed"
-    return f"{left}, but {what} may take about {unseen / GIB:.1f} GiB"
+    left = f"{gib(max(0.0, spare))} are left unclaimed"
+    return "tight", f"{left}, but {what} may take about {gib(unseen)}"
 
 
-def _fixes(inputs: MemoryInputs, found: MemoryEstimate) -> Iterator[Fix]:
+def _between(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _fixes(inputs: MemoryInputs, found: MemoryEstimate) -> dict[str, int | str]:
     """A shorter context, fewer requests, more GPUs of this machine or FP8, each estimated anew."""
-    heads, tp = (
-        text_config(inputs.target.config).get("num_attention_heads"),
-        2 * inputs.tensor_parallel_size,
-    )
-    can_divide = isinstance(heads, int) and heads % tp == 0 and not inputs.machine.is_cpu
-    most = inputs.machine.count // inputs.pipeline_parallel_size
+    heads = text_config(inputs.target.config).get("num_attention_heads")
+    tp, most = 2 * inputs.tensor_parallel_size, inputs.machine.count
+    can_divide = isinstance(heads, int) and heads % tp == 0
     is_plain = not (inputs.quantization or quantization_of(inputs.target.config))
     capability = inputs.machine.accelerator.compute_capability or (0, 0)
-    blocks = [int(found.state_blocks.low)] if found.state_blocks else []
-    held = (found.kv_cache_tokens.low, found.kv_cache_tokens.high)
-    values: dict[str, list[Any]] = {
-        "target.max_model_len": [int(tokens) // 256 * 256 for tokens in held],
-        "engine.max_num_seqs": [*blocks, inputs.max_num_seqs // 4],
-        "target.tensor_parallel_size": [tp] if can_divide and tp <= most else [],
-        "target.quantization": ["fp8"] if is_plain and capability >= _MARLIN else [],
-    }
-    for path, tried in values.items():
-        name = path.partition(".")[2]
-        is_limit = name.startswith("max_")
-        for value in (v for v in tried if not is_limit or 0 < v < getattr(inputs, name)):
-            try:
-                verdict = _by_sizes(replace(inputs, **{name: value})).verdict
-            except FactError:
-                continue
-            if VERDICTS.index(verdict) < VERDICTS.index(found.verdict):
-                yield Fix(path, value, verdict)
-                break
+    length = int(found.kv_cache_tokens.low or found.kv_cache_tokens.high) // 256 * 256
+    seqs = int(found.state_blocks.low) if found.state_blocks else inputs.max_num_seqs // 4
+    tried: dict[str, Any] = {}
+    if 0 < length < inputs.max_model_len:
+        tried["target.max_model_len"] = length
+    if 0 < seqs < inputs.max_num_seqs:
+        tried["engine.max_num_seqs"] = seqs
+    if can_divide and tp * inputs.pipeline_parallel_size <= most:
+        tried["target.tensor_parallel_size"] = tp
+    if is_plain and capability >= _MARLIN:
+        tried["target.quantization"] = "fp8"
+    fixes = {}
+    for path, value in tried.items():
+        with suppress(FactError):
+            changed: dict[str, Any] = {path.partition(".")[2]: value}
+            verdict = _by_sizes(replace(inputs, **changed)).verdict
+            if verdict in ("fit", "tight") and verdict != found.verdict:
+                fixes[path] = value
+    return fixes

@@ -28,7 +28,6 @@ _MAKES_ROOM = (
     *("decode_context_parallel_size", "prefill_context_parallel_size"),
     *("kv_sharing_fast_prefill", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
 )
-_TAKES_MORE = ("enable_lora", "enable_eplb", "kv_transfer_config", "performance_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,7 @@ class MemoryInputs:
     unknown_draft: str | None = None
     """The name of a second model that could not be read: nothing of it is counted."""
     uncounted: tuple[str, ...] = ()
-    """Arguments that the estimate leaves out."""
-
-    @property
-    def may_make_room(self) -> bool:
-        """Whether one of those that it leaves out may make a launch fit."""
-        return any(name in _MAKES_ROOM for name in self.uncounted)
+    """Arguments that may make room, and that the estimate leaves out."""
 
     @property
     def ranks(self) -> int:
@@ -109,7 +103,7 @@ def memory_inputs(
     if method and drafted is None:  # what the draft is made for
         drafted = prediction_layers((draft or target).config) or 1
     is_inside = draft is not None and draft.model == target.model and method == "mtp"
-    uncounted = (name for name in (*_MAKES_ROOM, *_TAKES_MORE) if engine.get(name))
+    uncounted = (name for name in _MAKES_ROOM if engine.get(name))
     return MemoryInputs(
         target,
         machine,

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from specserve.checks.check import Checked
 from specserve.checks.oraclechild import VllmVerdict
-from specserve.checks.rules.memory import too_large_because
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
-from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.memory.reserve import Bounds
 from specserve.report.console import escaped, styled, wrapped
@@ -27,7 +25,12 @@ _BASES = {
     "headers": "the bytes of the safetensors headers, divided",
     "published": "what is published of the model, divided",
 }
-_FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
+_FITS = {
+    "fit": "fits",
+    "tight": "may not fit",
+    "unknown": "not known whether it fits",
+    "does_not_fit": "does not fit",
+}
 
 
 def check_text(report: Report, *, is_verbose: bool = False, shown: Report | None = None) -> str:
@@ -76,20 +79,19 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         words = ["not ready", f"{to_fix} to fix", unknown] if errors else [unknown]
         words += [item.reason for item in verdict.skipped if item.group == "hardware"]
     elif memory.verdict == "does_not_fit":
-        words = [_fits(memory), too_large_because(memory, machine)]
-        words += [f"fits with {fix.setting}" for fix in memory.fixes if fix.verdict == "fit"]
+        words = [_FITS[memory.verdict], memory.reason]
+        words += [f"may fit with `{path}: {value}`" for path, value in memory.fixes.items()]
         words += [f"{to_fix} besides"] if errors else []
     else:
-        fits = _fits(memory)
-        words = ["not ready", f"{to_fix} to fix", f"otherwise it {fits}"] if errors else [fits]
-        if memory.reason and not memory.is_only_in_doubt:
-            words.append(memory.reason)
-        if memory.is_kv_known:
+        fits = _FITS[memory.verdict]
+        words = ["not ready", f"{to_fix} to fix", f"otherwise: {fits}"] if errors else [fits]
+        words += [memory.reason] if memory.reason else []
+        if memory.max_concurrency.high:
             many = _range(memory.max_concurrency, between=" to ")
             many = many if memory.basis == "vllm" else f"about {many}"
             requests = "request" if many.endswith(" 1") or many == "1" else "requests"
             length = f"{memory.max_model_len:,} tokens"
-            where = _machine_words(machine)
+            where = "the CPU" if machine.is_cpu else machine
             words.append(f"room for {many} {requests} of {length} at once on {where}")
         if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
@@ -98,19 +100,6 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         found = verdict.tokenizer.verdict
         words.append(f"tokenizers {_TOKENIZERS.get(found, found)}")
     return words
-
-
-def _fits(memory: MemoryEstimate) -> str:
-    if memory.is_only_in_doubt and memory.unknown_draft:
-        return "fits without the draft, whose size is not known"
-    return _FITS[memory.verdict]
-
-
-def _machine_words(machine: Machine) -> str:
-    """`2 nodes of 8 x H100-80GB`."""
-    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
-    kind = "the CPU" if machine.is_cpu else f"{machine.count} x {machine.accelerator.name}"
-    return f"{nodes}{kind}"
 
 
 def _skipped(verdict: Checked) -> list[str]:
@@ -144,8 +133,8 @@ def _memory(estimates: Mapping[str, MemoryEstimate]) -> Section:
         sizes = estimate.per_gpu_bytes
         row = [f"{size / GIB:.2f}" for size in (sizes.target_weights, sizes.draft_weights)]
         row += [_range(each, GIB) for each in (sizes.reserve, sizes.kv_cache)]
-        tokens = _range(estimate.kv_cache_tokens) if estimate.is_kv_known else "unknown"
-        rows.append([_fits(estimate), *row, f"{sizes.budget / GIB:.2f}", tokens])
+        tokens = _range(estimate.kv_cache_tokens) if estimate.kv_cache_tokens.high else "-"
+        rows.append([_FITS[estimate.verdict], *row, f"{sizes.budget / GIB:.2f}", tokens])
     first, columns = estimates["launch"], [Column("GiB", "name"), *map(Column, estimates)]
     notes = [*first.notes, f"basis: {_BASES[first.basis]}"]
     table = Table(columns, list(zip(*rows, strict=True)))

@@ -53,7 +53,7 @@ def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are_and_the_cost
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(ProfileError) as caught:
         check(file, "broken")
-    assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
+    assert [finding.code for finding in caught.value.findings] == ["SD302", "SD290"]
     assert caught.value.exit_code == 1
     check(file, "baseline")
 

@@ -84,7 +84,7 @@ def test_the_weights_of_a_published_head_are_those_of_its_checkpoint() -> None:
 def test_the_weights_of_an_assistant_are_those_of_its_card() -> None:
     """google/gemma-4-31B-it-assistant: 940 MB by the source of its entry, on two GPUs here."""
     memory = checked(ROOT / "configs" / "gemma4-31b-mtp.yaml").memory
-    assert memory is not None and memory.draft_kv_bytes_per_token == 0  # it reads the target's cache
+    assert memory is not None
     assert 2 * memory.per_gpu_bytes.draft_weights == pytest.approx(940e6, rel=0.005)
 
 
@@ -92,7 +92,7 @@ def test_a_draft_that_nobody_published_leaves_the_memory_of_the_target(write: Ca
     alone = checked(write(PAIR[: PAIR.index("speculation:")])).memory
     memory = checked(write(PAIR.replace("Llama-3.1-8B-Instruct", "Llama-9.9-8B"))).memory
     assert alone is not None and memory is not None
-    assert alone.verdict == "fit" and memory.verdict == "tight"
+    assert alone.verdict == "fit" and memory.verdict == "unknown"
     assert memory.per_gpu_bytes.target_weights == alone.per_gpu_bytes.target_weights
     assert memory.reason == "the size of `meta-llama/Llama-9.9-8B` is not known" and not memory.fixes
     assert memory.draft_cost is None
@@ -115,14 +115,13 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
     wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
     first, other = collect(profile, wanted=wanted).context.variants
     assert first.memory is not None and first.memory.verdict == "fit"
-    assert other.memory is not None and other.memory.unknown_draft == "org/head"
+    assert other.memory is not None and "`org/head` is not known" in other.memory.reason
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("[!_]*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_profile_has_a_memory_table_without_a_hub(file: Path) -> None:
     memory = checked(file).memory
     assert memory is not None and memory.per_gpu_bytes.target_weights > 0
-    assert memory.verdict != "fit" or memory.unknown_draft is None
 
 
 def test_a_model_that_nobody_published_leaves_the_estimate_out(write: Callable[..., Path]) -> None:

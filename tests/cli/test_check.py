@@ -223,7 +223,7 @@ LARGE = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_m
         (
             PAIR.replace("./llama-draft", "./nowhere"),
             "",
-            r"not ready: 1 error to fix; otherwise it fits without the draft.*",
+            r"not ready: 1 error to fix; otherwise: not known whether it fits; .*",
         ),
         (LARGE, "1xL4-24GB", r"does not fit: weights of 131.4 GiB and a KV cache of 4.0 GiB exceed it"),
         ("target: [", "", "not checked: 1 error in the profile"),
