@@ -216,7 +216,7 @@ def fetch_files(download: ModelDownload, *, cache: Path) -> None:
 
     model, commit = download.model, download.commit
     with _asking(model):
-        if sys.stderr.isatty() and not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+        if sys.stderr.isatty():
             enable_progress_bars()
         _fetch(model, commit, download.missing, cache=cache)
     if find_snapshot(model, revision=download.revision, cache=cache) is None:
