@@ -48,10 +48,8 @@ def integer(
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not least <= value < _LARGEST:
-            shown = repr(value) if len(repr(value)) <= 40 else f"{value!r:.37}..."
-            raise FactError(
-                f"`{key}` in config.json is {shown}: expected a whole number from {least} up"
-            )
+            expected = f"expected a whole number from {least} up"
+            raise FactError(f"`{key}` in config.json is {value!r:.40}: {expected}")
         return value
     if default is None:
         raise FactError(f"`{keys[0]}` is missing in config.json")

@@ -89,8 +89,7 @@ def read_header(path: Path) -> Tensors:
     except OSError as error:
         raise FactError(f"cannot read `{name}`: {system_reason(error)}") from error
     if len(start) < 8 or len(data) < length:
-        kinds = "a Git LFS pointer, or not a safetensors file"
-        raise FactError(f"`{name}` is truncated, {kinds}")
+        raise FactError(f"`{name}` is truncated, a Git LFS pointer, or not a safetensors file")
     content = parse_object(data, where=f"the header of `{name}`")
     content.pop("__metadata__", None)
     return tensors_of(content, name=name, room_bytes=size - 8 - length)
@@ -123,11 +122,9 @@ def tensors_of(
 
 def read_folder(
     folder: Path,
-    *,
     model: str,
     origin: Origin,
-    revision: str | None = None,
-    commit: str | None = None,
+    *,
     need_config: bool = True,
     files: Mapping[str, ModelFile] | None = None,
     read_headers: Callable[[list[str]], Iterable[Tensors | FactError]] | None = None,
@@ -154,9 +151,7 @@ def read_folder(
         if "params.json" in files:
             text = f"`{place}` has params.json of Mistral's own and no {CONFIG}"
             raise FactError(text, cause="unsupported")
-        raise FactError(
-            f"`{place}` has no {CONFIG}", hint="check that it is a model's directory, and whole"
-        )
+        raise FactError(f"`{place}` has no {CONFIG}", hint="check that it is a model, and whole")
     config = read_object(folder / CONFIG, where=f"{place}/{CONFIG}") if CONFIG in files else {}
     generation, weights = None, tuple[str, ...]()
     try:
@@ -178,14 +173,12 @@ def read_folder(
     if tensors and not all(tensor.dtype in BITS for tensor in tensors.values()):
         tensors = None
     broken |= {name: f"`{name}` is missing" for name in weights if name not in files}
-    there = [name for name in weights if name in files]
-    broken |= {name: f"`{name}` is empty" for name in there if files[name].size_bytes == 0}
+    empty = [name for name in weights if name in files and files[name].size_bytes == 0]
+    broken |= {name: f"`{name}` is empty" for name in empty}
     return ModelFacts(
-        model=model,
-        origin=origin,
-        config=config,
-        revision=revision,
-        commit=commit,
+        model,
+        origin,
+        config,
         generation_config=generation,
         files=files,
         tensors=tensors,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,16 +126,15 @@ def read_from_hub(
             except FactError as error:
                 return error
 
-        return read_folder(
+        facts = read_folder(
             folder,
-            model=model,
-            origin="hub",
-            revision=revision,
-            commit=info.sha,
+            model,
+            "hub",
             need_config=need_config,
             files=files,
             read_headers=lambda names: _at_once(header, names),
         )
+        return replace(facts, revision=revision, commit=info.sha)
 
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
@@ -204,10 +203,8 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
     free = shutil.disk_usage(place).free
     if needed and needed + MARGIN_BYTES > free:
         room = f"the disk of `{cache}` has only {free / 1e9:.1f} GB free"
-        raise FactError(
-            f"{needed / 1e9:.1f} GB must be downloaded, but {room}",
-            hint="set HF_HUB_CACHE to another folder, or remove models: `hf cache`",
-        )
+        hint = "set HF_HUB_CACHE to another folder, or remove models: `hf cache`"
+        raise FactError(f"{needed / 1e9:.1f} GB must be downloaded, but {room}", hint=hint)
 
 
 def fetch_files(download: ModelDownload, *, cache: Path) -> None:
@@ -229,22 +226,18 @@ def fetch_files(download: ModelDownload, *, cache: Path) -> None:
 def _api() -> HfApi:
     from huggingface_hub import HfApi
 
-    return HfApi(
-        os.environ.get("HF_ENDPOINT"), library_name="specserve", library_version=__version__
-    )
+    endpoint = os.environ.get("HF_ENDPOINT")
+    return HfApi(endpoint, library_name="specserve", library_version=__version__)
 
 
 def _info(model: str, revision: str | None) -> Any:
     from huggingface_hub import constants
 
-    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    info = _api().model_info(
-        model, revision=revision or "main", files_metadata=True, timeout=timeout
-    )
+    at, timeout = revision or "main", constants.HF_HUB_DOWNLOAD_TIMEOUT
+    info = _api().model_info(model, revision=at, files_metadata=True, timeout=timeout)
     if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
-        raise FactError(
-            f"`{model}`: the Hub answers without a commit, or without files", cause="unreachable"
-        )
+        text = f"`{model}`: the Hub answers without a commit, or without files"
+        raise FactError(text, cause="unreachable")
     return info
 
 
@@ -284,7 +277,7 @@ def _asking(model: str, revision: str | None = None) -> Iterator[None]:
             hint = "accept the licence on its page, then run `hf auth login` or set HF_TOKEN"
         elif isinstance(error, errors.RevisionNotFoundError):
             cause, text = "not_found", "the Hub has no such revision"
-            hint = "a revision is a branch, a tag or a commit of the repository"
+            hint = "name a branch, a tag or a commit"
         elif isinstance(error, errors.RepositoryNotFoundError):
             cause, text = "not_found", "the Hub has no such repository, or does not show it to you"
             hint = "check the name; a private repository needs HF_TOKEN, or `hf auth login`"
@@ -293,7 +286,6 @@ def _asking(model: str, revision: str | None = None) -> Iterator[None]:
             words = f"cannot be asked: {next(iter(str(error).strip().splitlines()), name)}"
             if "header value" in words:  # it would show the token
                 words = "cannot be asked: the token has characters that no HTTP header can hold"
-            words = "did not answer in time" if "Timeout" in name else words
             text = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} {words}"
             hint = "check the network and HF_ENDPOINT, or use `--offline`"
         raise FactError(f"`{model}`{at}: {text}", hint=hint, cause=cause) from None

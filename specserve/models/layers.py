@@ -61,10 +61,8 @@ def model_family(text: Mapping[str, Any]) -> str:
     """The type that another names: `gemma4_text` for `gemma4_unified_text`."""
     kind = str(text.get("model_type") or "")
     bare = _WRAPPER.sub("", kind)
-    known = (
-        name for name in (kind, bare, bare.removesuffix("_text")) if name in COMPARED | _UNKNOWN
-    )
-    return next(known, kind)
+    names_ = (kind, bare, bare.removesuffix("_text"))
+    return next((name for name in names_ if name in COMPARED | _UNKNOWN), kind)
 
 
 def number_bytes(dtype: str, text: Mapping[str, Any]) -> int:
@@ -72,9 +70,7 @@ def number_bytes(dtype: str, text: Mapping[str, Any]) -> int:
     given = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
     if dtype.lower() == "auto":
         return 2 if given in ("float32", "float64") else _BYTES.get(given, 2)
-    if dtype.lower() not in _BYTES:
-        raise FactError(f"`{dtype}` is not a dtype of vLLM")
-    return _BYTES[dtype.lower()]
+    return _BYTES.get(dtype.lower(), 2)
 
 
 def layers_of(config: Mapping[str, Any], serving: Serving) -> Counter[Layer]:

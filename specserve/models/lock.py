@@ -191,14 +191,12 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         return Drift(path, "unlocked", model)
     if entry.commit is None:
         try:
-            now = read_folder(Path(model), model=model, origin="directory", need_config=False)
-            old, new = entry.files, hashed(now).files
+            facts = read_folder(Path(model), model, "directory", need_config=False)
+            old, new = entry.files, hashed(facts).files
             names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
             files = tuple(f"`{name}` differs from the lock" for name in names)
         except FactError as error:
             files = (error.message,)
         return Drift(path, "changed", model, files) if files else None
-    if not ask_hub or (entry.revision and COMMIT.fullmatch(entry.revision)):
-        return None
-    commit = current_commit(entry.model, revision=entry.revision)
-    return Drift(path, "moved", model, (commit,)) if commit != entry.commit else None
+    now = current_commit(entry.model, revision=entry.revision) if ask_hub else entry.commit
+    return Drift(path, "moved", model, (now,)) if now != entry.commit else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from specserve.errors import FactError
@@ -37,34 +38,27 @@ def read_model(
     place = local_path(model, folder=folder)
     if place is not None:
         if place.is_file():
-            raise FactError(
-                f"`{model}` is a file: specserve reads directories of models", cause="unsupported"
-            )
-        return read_folder(
-            place, model=model, origin="directory", revision=revision, need_config=need_config
-        )
+            text = f"`{model}` is a file: specserve reads directories of models"
+            raise FactError(text, cause="unsupported")
+        found = read_folder(place, model, "directory", need_config=need_config)
+        return replace(found, revision=revision)
     refuse_no_hub_id(model, revision=revision)
     known = None
     if snapshot := find_snapshot(model, revision=revision, cache=hub_cache()):
         with suppress(FactError):  # no more than the rest of a download
             known = read_folder(
-                snapshot,
-                model=model,
-                origin="cache",
-                revision=revision,
-                commit=snapshot.name,
-                need_config=need_config,
+                snapshot, model, "cache", revision=revision, need_config=need_config
             )
+            known = replace(known, commit=snapshot.name)
+    is_alone = offline or is_offline()
     is_complete = known and known.weight_files and {*known.weight_files} <= known.files.keys()
-    if known and (is_complete or not need_config or offline or is_offline()):
+    if known and (is_complete or not need_config or is_alone):
         return known
-    if not offline and not is_offline():
+    if not is_alone:
         return read_from_hub(model, revision=revision, need_config=need_config)
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
-    hint = (
-        "with the Hub, `specserve lock PROFILE` records it, and `specserve pull PROFILE` fetches it"
-    )
+    hint = "with the Hub, `specserve lock PROFILE` records it; `specserve pull PROFILE` fetches it"
     text = f"`{model}`{at} is not in the Hub cache, and {why}"
     raise FactError(text, hint=hint, cause="offline")
 
@@ -85,18 +79,13 @@ def local_path(model: str, *, folder: Path | None = None) -> Path | None:
 
 def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
     """Raises FactError if these cannot be a repository and a revision of the Hub."""
-    if re.match(r"[a-z][a-z0-9+.-]*://", model):
-        text = f"`{model}` is a URL, but specserve reads only directories and Hub ids"
+    if re.search(r"(?i)^[a-z][a-z0-9+.-]*://|gguf(:|$)", model):
+        text = f"`{model}` is a URL or GGUF: specserve reads directories and Hub ids of safetensors"
         raise FactError(text, cause="unsupported")
-    if re.search(r"(?i)gguf(:|$)|\.gguf$", model):
-        raise FactError(
-            f"`{model}` is a GGUF model: specserve reads safetensors", cause="unsupported"
-        )
     if not _HUB_ID.fullmatch(model):
+        text = f"`{model}` is neither a directory nor a Hub id"
         hint = "a Hub id is ORGANISATION/NAME; a path starts with ./"
-        raise FactError(
-            f"`{model}` is neither a directory nor a Hub id", hint=hint, cause="not_found"
-        )
+        raise FactError(text, hint=hint, cause="not_found")
     if revision is not None and not _REVISION.fullmatch(revision):
         raise FactError(f"`{revision}` cannot be a revision of `{model}`", cause="not_found")
 

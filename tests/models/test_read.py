@@ -59,8 +59,8 @@ def test_what_does_not_exist_and_looks_like_no_path_is_none(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("name", "cause", "words"),
     [
-        ("s3://bucket/model", "unsupported", "is a URL"),
-        ("org/model-GGUF:Q4_K_M", "unsupported", "GGUF"),
+        ("s3://bucket/model", "unsupported", "is a URL or GGUF"),
+        ("org/model-GGUF:Q4_K_M", "unsupported", "is a URL or GGUF"),
         ("org/a/b", "not_found", "neither a directory nor a Hub id"),
         ("org/na me", "not_found", "neither"),
         ("org/..", "not_found", "neither"),
