@@ -46,10 +46,8 @@ def read_model(
     known = None
     if snapshot := find_snapshot(model, revision=revision, cache=hub_cache()):
         with suppress(FactError):  # no more than the rest of a download
-            known = read_folder(
-                snapshot, model, "cache", revision=revision, need_config=need_config
-            )
-            known = replace(known, commit=snapshot.name)
+            known = read_folder(snapshot, model, "cache", need_config=need_config)
+            known = replace(known, revision=revision, commit=snapshot.name)
     is_alone = offline or is_offline()
     is_complete = known and known.weight_files and {*known.weight_files} <= known.files.keys()
     if known and (is_complete or not need_config or is_alone):
