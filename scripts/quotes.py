@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specserve.checks.pages import texts
 from specserve.serve.causes import table
-from specserve.vllm.fact import minor
+from specserve.vllm.facts import minor
 
 _NUMBER = r"\d+\.\d+"
 _SINCE = rf"(?:from )?(?P<first>{_NUMBER})?(?: ?to (?P<last>{_NUMBER}))?"

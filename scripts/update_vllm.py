@@ -25,9 +25,8 @@ from quotes import quotes
 
 from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
-from specserve.vllm import tables
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import FACTS
+from specserve.vllm import facts
+from specserve.vllm.facts import minor
 from specserve.vllm.speculation import EVERY_KEY
 from specserve.vllm.versions import ARGUMENTS, KEYS, known_versions
 
@@ -106,9 +105,9 @@ def one_version(said: Mapping[str, Any], name: str) -> Version:
 
 def known(name: str) -> dict[str, Version]:
     """The sections of every minor that the shipped tables know, oldest first."""
-    data = tables.merged(name)
+    data = facts.merged(name)
     return {
-        version: shortened({section: tables.items(data[section], version) for section in SECTIONS[name]})
+        version: shortened({section: facts.items(data[section], version) for section in SECTIONS[name]})
         for version in data["versions"]
     }
 
@@ -127,7 +126,7 @@ def text_of(data: Mapping[str, Any]) -> str:
 
 def join(name: str, release: str, said: Mapping[str, Any]) -> str:
     """A table of the newest minors, this release among them."""
-    release, old = release.partition("+")[0], tables.merged(name)
+    release, old = release.partition("+")[0], facts.merged(name)
     this = ".".join(release.split(".")[:2])
     was, told = known(name), one_version(said, name)
     for item, old_item in was.get(this, {}).get("classes", {}).items():
@@ -157,10 +156,9 @@ def ask(folder: Path) -> dict[str, Any]:
 
 def to_judge(package: Path, version: str, said: Mapping[str, Any]) -> Iterator[str]:
     """What a person has to look at: facts and quotes that the sources do not show, arguments that came or went."""
-    for name, fact in FACTS.items():
-        file = package / fact.file
-        if not fact.is_as_shown(version, file.read_text(encoding="utf-8") if file.is_file() else ""):
-            yield f"{name}: is it {fact.at(version)!r}? {fact.file} and `{fact.line}`"
+    for name, (file, line) in facts.SHOWN.items():
+        if not facts.is_shown(name, version, package):
+            yield f"{name}: is it {facts.at(vars(facts)[name], version)!r}? {file} and `{line}`"
     for quote in quotes():
         if quote.is_for(version) and not quote.is_in(package):
             yield f"{quote.by}: `{quote.text}` is gone from {quote.file}"
@@ -218,12 +216,12 @@ def main(arguments: Sequence[str]) -> int:
             return 2
         print(f"vLLM {version}: {len(said['arguments']['engine'])} engine arguments")
         for name in SECTIONS:
-            file, text = tables.FOLDER / f"{name}.json", join(name, version, said[name])
+            file, text = facts.FOLDER / f"{name}.json", join(name, version, said[name])
             if not given.check:
                 file.write_text(text, encoding="utf-8")
             elif text != file.read_text(encoding="utf-8"):
                 found.append(f"{file.name} is not what this version says")
-        tables.merged.cache_clear()
+        facts.merged.cache_clear()
         known_versions.cache_clear()
         print("".join(f"  - {line}\n" for line in found) or "  nothing to judge\n", end="", flush=True)
         is_clean = is_clean and not found

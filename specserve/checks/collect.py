@@ -350,7 +350,7 @@ def _with_vllm(
 def _installed(facts: CollectedFacts, wanted: CheckOptions) -> VllmToAsk | None:
     """The vLLM that `up` would start, if this profile is for it."""
     from specserve.checks.oracle import VllmToAsk
-    from specserve.vllm.fact import minor
+    from specserve.vllm.facts import minor
     from specserve.vllm.versions import contains, installed
 
     vllm, range_ = installed(), facts.profile.vllm

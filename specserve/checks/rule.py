@@ -12,7 +12,7 @@ from specserve.diagnostics import Severity
 from specserve.models.config import text_config
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.fact import Fact
+from specserve.vllm.facts import at
 from specserve.vllm.limits import Length, context_length
 from specserve.vllm.registry import registry
 from specserve.vllm.speculation import METHODS
@@ -94,9 +94,9 @@ class Context:
         """The known minors of the profile's range, oldest first, else the newest known one."""
         return self.versions or known_versions()[-1:]
 
-    def versions_with(self, fact: Fact[Any]) -> list[str]:
+    def versions_with(self, fact: Mapping[str, bool]) -> list[str]:
         """The target versions for which a fact holds."""
-        return [version for version in self.target_versions if fact.at(version)]
+        return [version for version in self.target_versions if at(fact, version)]
 
     def versions_whose_registry(self, holds: Callable[..., bool], *arguments: object) -> list[str]:
         """The target versions whose registry of models says so: `holds` takes it first."""

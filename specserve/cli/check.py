@@ -95,7 +95,7 @@ def check(
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.profile.load import examine_partial
     from specserve.report.findings import StderrNotices, show_findings
-    from specserve.vllm.fact import minor
+    from specserve.vllm.facts import minor
     from specserve.vllm.versions import table
 
     is_path, source = vllm is not None and not vllm[:1].isdigit(), None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specserve.convert.options import option_strings, options
 from specserve.convert.words import (
     OBJECT,
     UNKNOWN,
@@ -29,7 +30,7 @@ from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
 from specserve.profile.values import Node, Scalar, meaning
 from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
-from specserve.vllm.versions import ARGUMENTS, newest, options
+from specserve.vllm.versions import ARGUMENTS, newest
 
 Known = Mapping[str, tuple[Argument, bool]]
 LEFT_OVER = "belongs to no option"
@@ -155,7 +156,7 @@ def _found(word: Word, known: Known) -> Option:
 
 def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
     """The options of a raw command whose argument this version has, but not by the spelling used: `--disable-x`."""
-    known = table.options()
+    known = option_strings(table)
     line = recall(COMMAND).decode(errors="replace")
     for path, span in profile.key_spans.items():
         written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""

@@ -19,6 +19,7 @@ from specserve.convert.arguments import (
     said_twice,
 )
 from specserve.convert.invocation import STARTS, EngineStart, invocation
+from specserve.convert.options import argument_names, first_like_newest, options
 from specserve.convert.words import UNKNOWN, Word, argv_words, finding
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
@@ -33,7 +34,7 @@ from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.speculation import EVERY_KEY, METHODS, Key, retyped
-from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
+from specserve.vllm.versions import ARGUMENTS, KEYS, newest
 
 _LAUNCH = ("plan", "up", "render")
 """Commands of specserve that need a server that answers."""

@@ -11,6 +11,7 @@ from typing import Any
 from specserve.convert.arguments import Setting
 from specserve.convert.command import Sections, as_tree, profile_sections
 from specserve.convert.invocation import EngineStart
+from specserve.convert.options import first_like_newest
 from specserve.convert.translate import translated
 from specserve.convert.words import Note, Word, finding, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
@@ -23,7 +24,7 @@ from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.arguments import VllmTable
-from specserve.vllm.versions import first_like_newest, judged_versions, newest, table
+from specserve.vllm.versions import judged_versions, newest, table
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""

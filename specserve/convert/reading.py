@@ -15,6 +15,7 @@ import yaml
 from specserve.convert import translate
 from specserve.convert.arguments import LEFT_OVER, command_settings
 from specserve.convert.invocation import STARTS, EngineStart, around_notes, in_container, is_image, starts
+from specserve.convert.options import options
 from specserve.convert.python import ENGINES, PythonSource, calls
 from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
@@ -24,7 +25,7 @@ from specserve.files import read_named
 from specserve.profile.problems import Stop
 from specserve.profile.source import Builder
 from specserve.profile.values import Node
-from specserve.vllm.versions import newest, options
+from specserve.vllm.versions import newest
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
 _OF_KUBERNETES = re.compile(r"\$\((\w+)\)")

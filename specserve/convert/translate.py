@@ -11,12 +11,13 @@ from typing import Any
 from specserve.convert.arguments import Setting, merged
 from specserve.convert.command import advice, inferred_method
 from specserve.convert.invocation import EngineStart
+from specserve.convert.options import argument_names, option_strings
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.speculation import REMOVED
-from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, argument_names
+from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
 _LEVELS = Replacement(
@@ -37,7 +38,7 @@ def replacement(name: str) -> Replacement | None:
 
 def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     """SGLang's option strings over those of vLLM: most options that both engines have share a name."""
-    known = dict(table.options())
+    known = dict(option_strings(table))
     for argument in sglang.ARGUMENTS.values():
         for spelling in filter(None, (argument.flag, *argument.aliases)):
             known.setdefault(spelling, (argument, False))

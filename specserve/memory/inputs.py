@@ -12,7 +12,7 @@ from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.facts import SHORTENS_TARGET
+from specserve.vllm.facts import SHORTENS_TARGET, at
 from specserve.vllm.limits import (
     ASSUMED,
     CPU_DEFAULTS,
@@ -93,7 +93,7 @@ def memory_inputs(
     keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
     length = asked.max_model_len
     length = _length(target, version) if length is None or length == -1 else length
-    if draft and method == "draft_model" and SHORTENS_TARGET.at(version):
+    if draft and method == "draft_model" and at(SHORTENS_TARGET, version):
         length = min(length, _whole(keys.get("max_model_len")) or _length(draft, version))
     tokens, seqs = _batch(profile, machine, version, length=length)
     fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), _share(engine)

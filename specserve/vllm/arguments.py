@@ -81,28 +81,6 @@ class VllmTable:
             name
         ]
 
-    def options(self) -> dict[str, tuple[Argument, bool]]:
-        """Each option string of `vllm serve` (`--x`, `-x`, `--no-x`); True if negative."""
-        options: dict[str, tuple[Argument, bool]] = {}
-        for argument in (*self.frontend.values(), *self.engine.values()):
-            for flag in (argument.flag, *argument.aliases):
-                if flag is None:
-                    continue
-                options[flag] = (argument, False)
-                if argument.negatable and flag.startswith("--"):
-                    for negative in _negatives(flag, inverse_flags=self.inverse_flags):
-                        options.setdefault(negative, (argument, True))
-        return options
-
-
-def _negatives(flag: str, *, inverse_flags: bool) -> list[str]:
-    negatives = [f"--no-{flag.removeprefix('--')}"]
-    if inverse_flags and flag.startswith("--enable-"):
-        negatives.append(f"--disable-{flag.removeprefix('--enable-')}")
-    if inverse_flags and flag.startswith("--disable-"):
-        negatives.append(f"--enable-{flag.removeprefix('--disable-')}")
-    return negatives
-
 
 def flag_of(name: str) -> str:
     """`--max-num-seqs` for `max_num_seqs`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.vllm.facts import ROPES_NOT_MULTIPLIED, SMALL_GB10
+from specserve.vllm.facts import SMALL_GB10, at
 
 CPU_DEFAULTS = (2048, 128)
 """(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank, by `get_batch_defaults`."""
@@ -23,7 +23,7 @@ def batch_defaults(
     """
     if gpu_bytes >= 160 * 2**30:
         return 16384, 1024
-    is_small = "a100" in gpu.lower() or (compute_capability == (12, 1) and SMALL_GB10.at(version))
+    is_small = "a100" in gpu.lower() or (compute_capability == (12, 1) and at(SMALL_GB10, version))
     return (8192, 1024) if gpu_bytes >= 70 * 2**30 and not is_small else (2048, 256)
 
 
@@ -50,6 +50,10 @@ _KEYS = (
 )  # fmt: skip
 _LEGACY = {"su": "longrope", "mrope": "default"}
 """Source: `patch_legacy_rope_type` in vllm/transformers_utils/config.py."""
+_MULTIPLIED_ALREADY = frozenset(
+    {"longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+)
+"""Types of rotary positions whose factor is in the context of config.json already."""
 _CACHE_ONLY = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
 """Source: `_CACHE_ONLY_ROPE_TYPES` in vllm/config/speculative.py."""
 
@@ -93,7 +97,7 @@ def _stretched(config: Mapping[str, Any], length: float, version: str) -> float:
     factor = 1.0
     for rope in ropes(config):
         kind = rope_type(rope)
-        if kind in ROPES_NOT_MULTIPLIED.at(version):
+        if kind in _MULTIPLIED_ALREADY:
             continue
         value = rope.get("factor", factor)
         factor = value if isinstance(value, (int, float)) and 0 < value < 2**20 else 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from specserve.vllm.tables import items, merged
+from specserve.vllm.facts import items, merged
 
 Kind = Literal["text", "pooling", "multimodal", "draft", "transformers"]
 Trait = Literal["pp", "eagle3", "aux_pp", "lora"]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specserve.vllm import facts
-
 Kind = Literal[
     "str", "int", "length", "float", "bool", "list", "map", "schedule", "size_percentiles", "device"
 ]
@@ -165,8 +163,8 @@ HEADS = frozenset(
 )
 """Methods whose draft runs once for each token, on the target's hidden states."""
 REMOVED = {
-    "medusa": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
-    "mlp_speculator": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
+    "medusa": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
+    "mlp_speculator": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts hidden states and does not speculate",
 }
 _BY_NAME = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError, quoted
-from specserve.vllm.arguments import Argument, Section, VllmTable, table_of
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import EXAMPLE_RANGE, INVERSE_FLAGS
-from specserve.vllm.tables import FOLDER, items, merged
+from specserve.vllm.arguments import VllmTable, table_of
+from specserve.vllm.facts import EXAMPLE_RANGE, INVERSE_FLAGS, at, items, merged, minor
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -95,40 +92,30 @@ def table(version: str) -> VllmTable:
     A vLLM that is older or newer than every table gets the nearest one, with `exact=False`. Raises
     UsageError for what is no version.
     """
-    known = known_versions()
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
-        parsed = Version(version)
-    except (InvalidVersion, ValueError) as error:  # ValueError: a number of thousands of digits
+        Version(version)
+    except ValueError as error:
         shown = quoted(version).strip("`")
         raise _unknown(f"vLLM {shown} is not among the versions") from error
-    wanted = (parsed.major, parsed.minor)
-    name = next((name for name in known if minor(name) >= wanted), known[-1])
-    data = merged("arguments")
+    known, data = known_versions(), merged("arguments")
+    name = next((name for name in known if minor(name) >= minor(version)), known[-1])
     sections = ("engine", "frontend", "speculation", "methods", "env")
-    return table_of(
-        {
-            **{section: items(data[section], name) for section in sections},
-            "inverse_flags": INVERSE_FLAGS.at(name),
-        },
-        version=data["versions"][name],
-        is_exact=minor(name) == wanted,
-    )
-
-
-_LONGEST_RANGE = 500
-"""Letters: a longer one takes seconds, or has a number that Python does not read."""
+    said: dict[str, Any] = {section: items(data[section], name) for section in sections}
+    said["inverse_flags"] = at(INVERSE_FLAGS, name)
+    is_exact = minor(name) == minor(version)
+    return table_of(said, version=data["versions"][name], is_exact=is_exact)
 
 
 def _specifiers(spec: str) -> SpecifierSet:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
     try:
-        if len(spec) > _LONGEST_RANGE:
-            raise InvalidSpecifier
+        if len(spec) > 500:  # it takes seconds
+            raise ValueError
         return SpecifierSet(spec)
-    except InvalidSpecifier as error:
+    except ValueError as error:
         text = f"{quoted(spec)} is not a version range"
         raise UsageError(text, hint=f"write it like {EXAMPLE_RANGE}") from error
 
@@ -177,11 +164,6 @@ def contains(spec: str, version: str) -> bool:
     return _specifiers(spec).contains(version, prereleases=True)
 
 
-def versions_with(section: Section, name: str) -> tuple[str, ...]:
-    """The known minors that have this argument in this section."""
-    return tuple(version for version in known_versions() if name in table(version).section(section))
-
-
 @lru_cache
 def installed() -> Installed | None:
     """The vLLM that this Python would import, found without importing it; None: there is none."""
@@ -214,34 +196,6 @@ def newest() -> VllmTable:
     return table(known_versions()[-1])
 
 
-@lru_cache
-def options() -> Mapping[str, tuple[Argument, bool]]:
-    """Each option string of a known version: its argument in the newest, True if negative."""
-    tables = map(table, known_versions())
-    return {flag: meaning for known in tables for flag, meaning in known.options().items()}
-
-
-def argument_names() -> frozenset[str]:
-    """The names of the engine and server arguments that a known version has."""
-    data = merged("arguments")
-    return frozenset((*data["engine"], *data["frontend"]))
-
-
-def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
-    """The first version from which on each takes what the newest takes, and what the one before
-    refuses.
-
-    `refused` says what a version refuses. None if every known version takes it.
-    """
-    *older, first = known_versions()
-    by_newest = refused(table(first))
-    for name in reversed(older):
-        if more := refused(table(name)) - by_newest:
-            return first, more
-        first = name
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """What became of an argument, a key or a variable."""
@@ -256,14 +210,9 @@ class Replacement:
     aliases: tuple[str, ...] = ()
 
 
-def _section(name: str) -> dict[str, Replacement]:
-    data: dict[str, dict[str, Any]] = _REPLACED[name]
-    return {key: Replacement(**item) for key, item in data.items()}
-
-
-_REPLACED = json.loads((FOLDER / "replacements.json").read_text(encoding="utf-8"))
-ARGUMENTS = _section("arguments")
-"""By vLLM's own name of the time, underscores for dashes; keys of a mapping are dotted."""
-KEYS = _section("speculation")
-"""Keys that `speculative_config` once had."""
-VARIABLES = _section("env")
+ARGUMENTS, KEYS, VARIABLES = (
+    {key: Replacement(**item) for key, item in merged("replacements")[section].items()}
+    for section in ("arguments", "speculation", "env")
+)
+"""Of arguments by vLLM's own name of the time, underscores for dashes, keys of a mapping dotted; of
+keys of `speculative_config`; of environment variables."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.oraclechild import ask_installed, installed_table
-from specserve.vllm.facts import INVERSE_FLAGS
-from specserve.vllm.tables import items, merged
+from specserve.vllm.facts import INVERSE_FLAGS, at, items, merged
 from specserve.vllm.versions import Installed, newest, table
 
 NEWER = Installed("99.0.1", "cuda", "vllm", Path("/nowhere/vllm"))
@@ -21,7 +20,7 @@ _SECTIONS = ("engine", "frontend", "speculation", "methods")
 ACCEPTED = {
     **{section: items(merged("arguments")[section], newest().minor) for section in _SECTIONS},
     "env": ["VLLM_FROM_THE_CHILD"],
-    "inverse_flags": INVERSE_FLAGS.at(newest().minor),
+    "inverse_flags": at(INVERSE_FLAGS, newest().minor),
 }
 
 

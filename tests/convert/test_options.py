@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from specserve.convert.arguments import parse_options, settings_of
+from specserve.convert.options import options
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
 from specserve.profile.values import Node
-from specserve.vllm.versions import options
 
 KNOWN = options()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import update_vllm
 
-from specserve.vllm import tables
+from specserve.vllm import facts
 from specserve.vllm.versions import installed
 
 
@@ -22,9 +22,9 @@ def test_the_shipped_tables_are_what_their_versions_make(name: str) -> None:
     versions = update_vllm.known(name)
     merged = update_vllm.merge(versions)
     for version, sections in versions.items():
-        again = {section: tables.items(merged[section], version) for section in merged}
+        again = {section: facts.items(merged[section], version) for section in merged}
         assert update_vllm.shortened(again) == sections
-    shipped = {key: value for key, value in tables.merged(name).items() if key in merged}
+    shipped = {key: value for key, value in facts.merged(name).items() if key in merged}
     assert json.loads(json.dumps(merged)) == shipped
 
 
@@ -48,7 +48,7 @@ def test_a_newer_version_takes_the_place_of_the_oldest() -> None:
     assert data["versions"] == {"0.32": "0.32.0", "0.33": "0.33.0", "0.34": "0.34.1"}
     assert data["methods"]["later"] == {"since": "0.34"}
     assert (
-        update_vllm.shortened({"engine": tables.items(data["engine"], "0.33")})["engine"] == newest["engine"]
+        update_vllm.shortened({"engine": facts.items(data["engine"], "0.33")})["engine"] == newest["engine"]
     )
 
 

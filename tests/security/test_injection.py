@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
+from specserve.convert.options import option_strings
 from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
@@ -74,7 +75,7 @@ def plan_of(content: dict[str, Any], folder: Path) -> LaunchPlan:
 
 def words_read(argv: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     """Options with their values, as vLLM's parser takes a command line apart: what begins with a dash is an option."""
-    options = TABLE.options()
+    options = option_strings(TABLE)
     read: list[tuple[str, list[str]]] = [("model", [])]
     for word in argv[2:]:
         if word.startswith("-") and not word.lstrip("-").replace(".", "").isdigit():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specserve.serve.causes import Stage, find_cause, stages, table
 from specserve.serve.logs import Raised, parse, root_exception
-from specserve.vllm.versions import versions_with
+from specserve.vllm.facts import merged
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -136,7 +136,7 @@ def test_a_stage_says_what_to_do_with_keys_that_a_profile_has(stage: Stage) -> N
     assert stage.hint
     assert not stage.hint.endswith(".")
     for section, key in re.findall(r"`(engine|speculation)\.(\w+)", stage.hint):
-        assert versions_with(section, key), f"{section}.{key}"
+        assert key in merged("arguments")[section], f"{section}.{key}"
 
 
 def test_stages_have_names_of_their_own() -> None:

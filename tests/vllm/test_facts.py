@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import FACTS
+from specserve.vllm import facts
+from specserve.vllm.facts import SHOWN, at, minor
 from specserve.vllm.versions import installed, known_versions
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_fact_has_a_value_for_every_known_version(name: str) -> None:
-    values = FACTS[name].values
-    assert next(iter(values)) == known_versions()[0] and set(values) <= set(known_versions())
-    assert [*values] == sorted(values, key=minor)
-    assert FACTS[name].at("0.26.0") == values[known_versions()[0]]
-    assert FACTS[name].at("1.2") == FACTS[name].at(known_versions()[-1]) == [*values.values()][-1]
+    fact: dict[str, Any] = vars(facts)[name]
+    assert next(iter(fact)) == known_versions()[0] and set(fact) <= set(known_versions())
+    assert [*fact] == sorted(fact, key=minor)
+    assert at(fact, "0.26.0") == fact[known_versions()[0]]
+    assert at(fact, "1.2") == at(fact, known_versions()[-1]) == [*fact.values()][-1]
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_installed_vllm_shows_the_fact(name: str) -> None:
     vllm = installed()
     assert vllm is not None
-    file = vllm.package / FACTS[name].file
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    assert FACTS[name].is_as_shown(vllm.version, text)
+    assert facts.is_shown(name, vllm.version, vllm.package)

@@ -17,7 +17,7 @@ from specserve.checks.rule import (
     variant_rule,
 )
 from specserve.checks.rules.heads import HEADS
-from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
+from specserve.vllm.facts import SHORTENS_TARGET, STRETCHES_BLOCK_HEADS, at
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
 _LIMIT = {"target.max_model_len": "asked for here"}
@@ -97,9 +97,7 @@ def short_trained_head(variant: Variant) -> Violations:
         return
     # the versions in which a block head gets positions that it has not
     ends = [
-        version
-        for version in variant.ctx.target_versions
-        if variant.method not in STRETCHED_HEADS.at(version)
+        version for version in variant.ctx.target_versions if not at(STRETCHES_BLOCK_HEADS, version)
     ]
     if variant.method in BLOCK_DRAFTS and ends:
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"
