@@ -145,16 +145,18 @@ def foreign_token_ids(variant: Variant) -> Violations:
             f"{_ids(found.differing_ids)} the draft",
             label=_here(found.first_difference),
             related=_there(found.first_difference),
-            notes=found.reasons[2:],
+            notes=found.reasons,
             help="use a draft that was trained with the target's tokenizer, and of its kind",
             severity=ERROR if is_error else WARNING,
         )
 
 
 def _shown(token: str | None) -> str:
-    from specserve.models.tokenizercompare import shown
-
-    return shown(token)
+    """A token for a reader: quoted, of bounded length, one line."""
+    if token is None:
+        return "nothing"
+    text = token if len(token) <= 40 else token[:37] + "..."
+    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
 
 
 def _here(first: TokenDifference | None) -> str:
