@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from specserve.checks.collect import (
     CheckOptions,
@@ -17,7 +17,7 @@ from specserve.checks.collect import (
 )
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules import all_rules, memory, tokenizers
+from specserve.checks.rules import all_rules
 from specserve.checks.run import context_of, identity, rules_for, run_rules, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.profile.partial import UnreadableValue
@@ -33,8 +33,6 @@ _CAUSES = {
     **dict.fromkeys(("offline", "elsewhere"), "by_request"),
     **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
 }
-_OF_FILES = {"SD231", "SD234", "SD245", "SD250"}
-"""The rules about models, besides those about tokenizers, that look at files and tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +61,8 @@ class Checked(ProfileVerdict):
         return next(bad, None)
 
 
-class _Collected(NamedTuple):
-    """A profile on its way through the check."""
-
-    path: str
-    problems: list[Finding]
-    facts: CollectedFacts | None
-    """None for a file that is no profile."""
+_Collected = tuple[str, list[Finding], CollectedFacts | None]
+"""A profile on its way: its path, the problems of its file, and its facts if it is a profile."""
 
 
 def check(
@@ -83,19 +76,15 @@ def check(
 
     `before` gets what the rules find, if asking vLLM then takes more than a moment.
     """
-    collected = [
-        _Collected(path, problems, _collected(profile, wanted, read) if profile else None)
+    collected: list[_Collected] = [
+        (path, problems, _collected(profile, wanted, read) if profile else None)
         for path, profile, problems in profiles
     ]
     if wanted.asks:
-        known = [each.facts for each in collected if each.facts is not None]
-        answered = iter(
-            with_verdicts(known, wanted=wanted, before=lambda: before(_report(collected)))
-        )
-        collected = [
-            each._replace(facts=next(answered)) if each.facts is not None else each
-            for each in collected
-        ]
+        known = [facts for _, _, facts in collected if facts]
+        plain = tuple(collected)
+        told = iter(with_verdicts(known, wanted=wanted, before=lambda: before(_report(plain))))
+        collected = [(path, problems, facts and next(told)) for path, problems, facts in collected]
     return _report(collected)
 
 
@@ -155,56 +144,33 @@ def _memory(context: Context, path: str) -> MemoryEstimate | None:
 def _collected(profile: Profile, wanted: CheckOptions, read: Read | None) -> CollectedFacts:
     """All that can be known of a profile here, and why the rest is missing."""
     try:
-        known = collect(profile, wanted=wanted, read=read)
+        return collect(profile, wanted=wanted, read=read)
     except UnreadableValue as error:
         missing: dict[Need, str] = dict.fromkeys(("models", "hardware"), error.message)
-        known = CollectedFacts(context_of(profile), profile, missing=missing)
-    return known
+        return CollectedFacts(context_of(profile), profile, missing=missing)
 
 
 def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
-    """The groups of rules that did not run, or not for every model, and vLLM's skipped steps."""
-    file, context = known.profile.file, known.context
-    rules, ran = all_rules(), {rule.code for rule in rules_for(context)}
-    if "hardware" in known.missing:  # the rules of memory say nothing if none is known
-        ran -= {rule.code for rule in rules if rule.check.__module__ == memory.__name__}
-    codes = {
-        need: tuple(rule.code for rule in rules if rule.needs == need)
-        for need in ("models", "hardware", "vllm")
-    }
-    of_tokenizers = {rule.code for rule in rules if rule.check.__module__ == tokenizers.__name__}
-    by_files = tuple(sorted(_OF_FILES | of_tokenizers))
-    without_files: dict[tuple[str, str, str], list[str]] = {}
+    """The groups of rules that did not run, or not on everything, and vLLM's skipped steps."""
+    file, rules = known.profile.file, all_rules()
+    reasons: list[tuple[Need, str, str, str]] = []
     for item in known.unread:
-        is_broken = item.error.cause == "broken"
-        if not (item.path == "target.model" or is_broken or item.finding(known.profile) is None):
+        is_reported = item.error.cause != "broken" and item.finding(known.profile) is not None
+        if is_reported and item.path != "target.model":
             continue
-        reason, help_ = item.error.message, item.error.hint or ""
+        reason = item.error.message
+        if item.published:
+            reason += "; what specserve knows of its configuration is used instead"
         cause = _CAUSES.get(item.error.cause, "unsupported")
-        if item.published and item.published.is_whole:
-            name = f"`{item.published.model}`"
-            why = reason.removeprefix(f"{name}: ")
-            why = why.rpartition(", and ")[2] if item.error.cause == "offline" else why
-            without_files.setdefault((why, help_, cause), []).append(name)
-            continue
-        if item.published and context.memory:
-            reason += ", so memory rests on its published configuration"
-        yield Skipped(file, "models", codes["models"], reason, cause, help_)
-    for (why, help_, cause), models in without_files.items():
-        names = " and ".join(dict.fromkeys(models))
-        others = "the other rules used the configuration that ships with specserve"
-        reason = f"the files of {names} are not here ({why}): {others}"
-        yield Skipped(file, "models", by_files, reason, cause, help_)
-    for group, reason in known.missing.items():
-        left = tuple(code for code in codes[group] if code not in ran or group == "vllm")
-        if left:
-            yield Skipped(file, group, left, reason, "unsupported")
-    reasons: dict[str, None] = {}
-    for judged in context.vllm:
+        reasons.append(("models", reason, cause, item.error.hint or ""))
+    reasons += [(group, reason, "unsupported", "") for group, reason in known.missing.items()]
+    for judged in known.context.vllm:
         variant = f"`{judged.path}`" if judged.path else "this"
-        if judged.not_judged:
-            reasons[f"vLLM cannot judge {variant} on this machine: {judged.not_judged}"] = None
-        for step, why in judged.skipped.items():
-            reasons[f"vLLM cannot judge the {step} of {variant} on this machine: {why}"] = None
-    for reason in reasons:
-        yield Skipped(file, "vllm", codes["vllm"], reason, "unsupported")
+        steps = {variant: judged.not_judged} if judged.not_judged else {}
+        steps |= {f"the {step} of {variant}": why for step, why in judged.skipped.items()}
+        for what, why in steps.items():
+            text = f"vLLM cannot judge {what} on this machine: {why}"
+            reasons.append(("vllm", text, "unsupported", ""))
+    for group, reason, cause, help_ in dict.fromkeys(reasons):
+        codes = tuple(rule.code for rule in rules if rule.needs == group)
+        yield Skipped(file, group, codes, reason, cause, help_)

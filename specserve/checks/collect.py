@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.checks.rule import Context, Need
@@ -15,16 +14,16 @@ from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile, Speculation, world_size
-from specserve.vllm.versions import judged_versions, known_versions
+from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.oracle import VllmToAsk
-    from specserve.checks.oraclechild import VllmVerdict
+    from specserve.checks.oracle import VllmQuestion, VllmToAsk
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.memory.inputs import MemoryInputs
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
+    from specserve.plan.uses import ModelUse
 
 UNREADABLE = Code("SD290", "unreadable-model", Severity.ERROR)
 Read = Callable[[str, str | None], "ModelFacts"]
@@ -91,19 +90,10 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     """All that the rules may look at. `read`: where models come from, else the usual places."""
     from specserve.plan.locking import locked
 
-    versions = (
-        (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=wanted.here)
-    )
+    versions = judged_versions(profile.vllm, here=wanted.here)
+    versions = (wanted.version,) if wanted.version else versions
     lock, drift = _lock(profile, wanted)
-    unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
-    found, unread = _models(profile, read or _reader(profile, lock, wanted, unusable=unusable))
-    if (
-        wanted.locked
-    ):  # a model that is not in the lock is reported once, where it could not be read
-        reported = {item.path for item in unread}
-        drift = tuple(
-            item for item in drift if item.kind != "unlocked" or item.path not in reported
-        )
+    found, unread = _models(profile, wanted, lock, drift, read)
     drafts = {
         path.removesuffix(".model"): facts
         for path, facts in found.items()
@@ -115,15 +105,17 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
         context = _with_tokenizers(context, found, unread)
     missing: dict[Need, str] = {}
     try:
-        machine, why = _machine(profile, wanted)
-    except UnreadableValue as error:
-        machine, why = None, error.message
+        machine = _machine(profile, wanted)
+        context = replace(context, machine=machine)
+        if machine is None:
+            missing["hardware"] = "no accelerator found; `--assume 4xH100-80GB` names one"
+    except (UsageError, UnreadableValue) as error:  # SD006 reports an unknown accelerator
+        missing["hardware"] = error.message
     shapes = {item.path.removesuffix(".model"): item.published for item in unread if item.published}
     shapes |= drafts | ({"target": context.target} if context.target else {})
-    if machine is None or "target" not in shapes:
-        missing["hardware"] = "the target could not be read" if machine else why
-    context = replace(context, machine=machine)
-    if "hardware" not in missing:
+    if context.machine and "target" not in shapes:
+        missing["hardware"] = "the target could not be read"
+    elif context.machine:
         wanted.tell("estimating memory")
         try:
             context = replace(context, memory=_estimates(context, shapes))
@@ -131,67 +123,6 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
             missing["hardware"] = error.message
     known = locked(profile, lock) if lock else profile
     return CollectedFacts(context, known, unread, missing, shapes)
-
-
-def _reader(
-    profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None
-) -> Read:
-    """Reads each model once: a directory as it is, a model of the Hub as a lock says.
-
-    `unusable`: why there is no lock although its file is there, which is reported by itself.
-    """
-    from specserve.models.read import read_model
-
-    bare = {(use.model, use.revision) for use in model_uses(profile) if use.tokenizer_only}
-    seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
-
-    def find(model: str, revision: str | None) -> ModelFacts:
-        entry = lock.find(model, revision=revision) if lock else None
-        elsewhere = _is_elsewhere(model, profile, wanted)
-        if entry is not None and (wanted.locked or elsewhere or entry.commit is not None):
-            return entry
-        if wanted.locked and unusable:
-            raise FactError(unusable, cause="elsewhere")
-        if wanted.locked:
-            why = (
-                "is not in the lock"
-                if lock
-                else "is not locked, because the profile has no lock file"
-            )
-            raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
-        if elsewhere:
-            raise FactError(
-                f"`{model}` is not on this machine, and `--assume` names another one",
-                hint="`specserve lock PROFILE` on that machine records what `check` needs",
-                cause="elsewhere",
-            )
-        wanted.tell(f"reading {model}")
-        config = (model, revision) not in bare
-        folder, offline = Path.cwd(), wanted.offline
-        return read_model(
-            model, revision=revision, folder=folder, offline=offline, need_config=config
-        )
-
-    def read(model: str, revision: str | None) -> ModelFacts:
-        key = (model, revision)
-        if key not in seen:
-            try:
-                seen[key] = find(model, revision)
-            except FactError as error:
-                seen[key] = error
-        found = seen[key]
-        if isinstance(found, FactError):
-            raise found
-        return found
-
-    return read
-
-
-def _is_elsewhere(path: object, profile: Profile, wanted: CheckOptions) -> bool:
-    """Whether an absolute path of the profile may lie on the machine of `--assume`, not on this."""
-    if wanted.machine is None or not isinstance(path, str) or path in profile.relative_paths:
-        return False
-    return path.startswith("/") and not os.path.exists(path)  # noqa: PTH110
 
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
@@ -205,18 +136,13 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
         lock = lock_of(profile)
     except FactError as error:
         return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
-    if lock is None:
-        return None, ()
     ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
     found = []
-    for use in model_uses(profile):
-        entry = lock.find(use.model, revision=use.revision)
-        is_absent = wanted.locked and not os.path.exists(use.model)  # noqa: PTH110 - /root raises
-        if (
-            entry
-            and entry.commit is None
-            and (is_absent or _is_elsewhere(use.model, profile, wanted))
-        ):
+    for use in model_uses(profile) if lock else ():
+        entry = lock.find(use.model, revision=use.revision) if lock else None
+        if entry is None and wanted.locked:
+            continue  # reported where it cannot be read
+        if entry and entry.commit is None and not os.path.exists(use.model):  # noqa: PTH110
             continue  # a directory that is not on this machine has not changed
         with suppress(FactError):  # what nobody can tell is left out
             drift = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
@@ -224,25 +150,70 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     return lock, tuple(found)
 
 
-def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[Unread, ...]]:
+def _models(
+    profile: Profile,
+    wanted: CheckOptions,
+    lock: Lock | None,
+    drift: tuple[Drift, ...],
+    read: Read | None,
+) -> tuple[dict[str, ModelFacts], tuple[Unread, ...]]:
     """The target, its tokenizer and the drafts by the path that names them, and what is unread."""
     from specserve.models.facts import published
 
-    found: dict[str, ModelFacts] = {}
-    unread = []
+    unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
+    answers = dict[tuple[str, str | None], "ModelFacts | FactError"]()
+    found, unread = dict[str, "ModelFacts"](), list[Unread]()
     for use in sorted(model_uses(profile), key=lambda use: use.tokenizer_only):
         is_own = use.path.endswith(".method")  # layers of the target itself
         if is_own or (use.tokenizer_only and "target.model" not in found):
             continue
-        try:
-            found[use.path] = read(use.model, use.revision)
-        except FactError as error:
-            is_unknown = not use.tokenizer_only and error.cause in {"offline", "unreachable"}
-            known = published(use.model) if is_unknown else None
-            unread.append(Unread(use.path, error, known))
-            if known and known.is_whole:
-                found[use.path] = known
+        key = use.model, use.revision
+        if key not in answers:
+            try:
+                answers[key] = read(*key) if read else _read(use, profile, wanted, lock, unusable)
+            except FactError as error:
+                answers[key] = error
+        answer = answers[key]
+        if not isinstance(answer, FactError):
+            found[use.path] = answer
+            continue
+        is_unknown = not use.tokenizer_only and answer.cause in {"offline", "unreachable"}
+        known = published(use.model) if is_unknown else None
+        unread.append(Unread(use.path, answer, known))
+        if known and known.is_whole:
+            found[use.path] = known
     return found, tuple(unread)
+
+
+def _read(
+    use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | None, unusable: str | None
+) -> ModelFacts:
+    """A directory as it is, a model of the Hub as the lock says. Raises FactError.
+
+    `unusable`: why there is no lock although its file is there, which is reported by itself.
+    """
+    from specserve.models.read import read_model
+
+    model, revision = use.model, use.revision
+    entry = lock.find(model, revision=revision) if lock else None
+    # an absolute path may lie on the machine that `--assume` names
+    is_absolute = model.startswith("/") and model not in profile.relative_paths
+    is_elsewhere = wanted.machine is not None and is_absolute and not os.path.exists(model)  # noqa: PTH110
+    if entry is not None and (wanted.locked or is_elsewhere or entry.commit is not None):
+        return entry
+    if wanted.locked and unusable:
+        raise FactError(unusable, cause="elsewhere")
+    if wanted.locked:
+        why = "is not in the lock" if lock else "is not locked: the profile has no lock file"
+        raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
+    if is_elsewhere:
+        text = f"`{model}` is not on this machine, and `--assume` names another one"
+        hint = "`specserve lock PROFILE` on that machine records what `check` needs"
+        raise FactError(text, hint=hint, cause="elsewhere")
+    wanted.tell(f"reading {model}")
+    return read_model(
+        model, revision=revision, offline=wanted.offline, need_config=not use.tokenizer_only
+    )
 
 
 def _with_tokenizers(
@@ -251,133 +222,94 @@ def _with_tokenizers(
     """The context with each draft model's tokenizer against the target's, or the one named."""
     from specserve.models.tokenizercompare import compare
 
-    target = context.target
-    assert target is not None
     paths = ("target.tokenizer", "engine.tokenizer_revision")
+    if context.target is None or any(item.path in paths for item in unread):
+        return context
     other = next((facts for path, facts in found.items() if path in paths), None)
-    if not any(item.path in paths for item in unread):
-        pairs = {
-            variant.path: variant.draft
-            for variant in context.variants
-            if variant.draft and variant.method == "draft_model"
-        }
-        compared = {path: compare(target, draft, tokenizer=other) for path, draft in pairs.items()}
-        context = replace(context, tokenizers=compared)
-    return context
+    compared = {
+        variant.path: compare(context.target, variant.draft, tokenizer=other)
+        for variant in context.variants
+        if variant.draft and variant.method == "draft_model"
+    }
+    return replace(context, tokenizers=compared)
 
 
-def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, str]:
-    """What the launch is judged for: `--assume`, `hardware` or what is found; why there is none."""
-    from specserve.hardware.accelerators import Machine, accelerator, assume, find, this_cpu
+def _machine(profile: Profile, wanted: CheckOptions) -> Machine | None:
+    """What the launch is judged for: `--assume`, `hardware` or what is found. Raises UsageError."""
+    from specserve.hardware.accelerators import accelerator, assume, find, this_cpu
     from specserve.vllm.versions import installed
 
+    hardware = profile.hardware
     if wanted.machine:
-        return wanted.machine, ""
-    hardware, named = profile.hardware, None
-    if hardware and hardware.accelerator:
-        try:
-            named = accelerator(hardware.accelerator)
-        except UsageError as error:  # SD006 reports it
-            return None, error.message
-        if not wanted.launch:
-            return assume(f"{hardware.nodes}x{hardware.count}x{named.name}", basis="profile"), ""
-    vllm = installed() if wanted.here else None
-    is_many = not wanted.launch and world_size(profile) > 1
-    if vllm and vllm.platform == "cpu" and (wanted.launch or not (hardware or is_many)):
-        return this_cpu(), ""
-    found = find(devices=hardware.devices if hardware else None) if wanted.here else None
-    if found:  # the other nodes of a launch are not looked at, and taken for the same
-        return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
-    if hardware and named and named.vendor == "nvidia" and vllm and vllm.platform != "cpu":
-        return Machine(named, 0, hardware.nodes, "found"), ""
-    why = (
-        "`hardware` names no accelerator, and no GPU was found"
-        if is_many
-        else "no accelerator found"
-    )
-    return None, f"{why}; `--assume 4xH100-80GB` checks for another machine"
+        return wanted.machine
+    if hardware and hardware.accelerator and not wanted.launch:
+        name = accelerator(hardware.accelerator).name
+        return assume(f"{hardware.nodes}x{hardware.count}x{name}", basis="profile")
+    if not wanted.here:
+        return None
+    vllm = installed()
+    is_for_cpu = wanted.launch or (hardware is None and world_size(profile) == 1)
+    if vllm and vllm.platform == "cpu" and is_for_cpu:
+        return this_cpu()
+    found = find(devices=hardware.devices if hardware else None)
+    # the other nodes of a launch are not looked at, and taken for the same
+    return replace(found, nodes=hardware.nodes) if found and hardware and wanted.launch else found
 
 
 def with_verdicts(
     collected: Sequence[CollectedFacts], *, wanted: CheckOptions, before: Callable[[], None]
 ) -> list[CollectedFacts]:
     """The same with what vLLM says of each launch; `before` is called if that takes a moment."""
-    from specserve.checks.oracle import VllmQuestion, ask, questions_about
+    from specserve.checks.oracle import ask
 
-    found, asked = [], list[dict[str, VllmQuestion]]()
-    for facts in collected:
-        missing, questions = dict(facts.missing), dict[str, VllmQuestion]()
-        try:
-            vllm = wanted.source or _installed(facts, wanted)
-            if vllm is None and wanted.version:
-                missing["vllm"] = (
-                    "the version that `--vllm` names is not installed, so no vLLM was asked; "
-                    "`--vllm FOLDER` asks the one of an unpacked wheel"
-                )
-            elif vllm is not None and (
-                facts.context.machine is None or "target" not in facts.shapes
-            ):
-                missing["vllm"] = missing["hardware"]
-            elif vllm is not None:
-                questions = questions_about(facts.context, facts.shapes, vllm=vllm)
-        except (FactError, UsageError, UnreadableValue) as error:
-            missing["vllm"] = error.message
-        asked.append(questions)
-        found.append(replace(facts, missing=missing))
-    everything = [question for questions in asked for question in questions.values()]
+    asked = [_questions(facts, wanted) for facts in collected]
+    everything = [each for questions, _ in asked for each in questions.values()]
     verdicts = iter(ask(everything, before=before) if everything else ())
-    for at, questions in enumerate(asked):
+    answered = []
+    for facts, (questions, why) in zip(collected, asked, strict=True):
+        context, missing = facts.context, dict(facts.missing)
+        if why:
+            missing["vllm"] = why
         if questions:
             without, *others = (replace(next(verdicts), path=path) for path in questions)
             said = tuple(replace(each, without=without) for each in others) or (without,)
-            found[at] = _with_vllm(found[at], said, wanted)
-    return found
+            context = replace(context, vllm=said)
+            with suppress(FactError):  # why there is no estimate is said already
+                context = replace(context, memory=_estimates(context, facts.shapes))
+                missing.pop("hardware", None)
+        answered.append(replace(facts, context=context, missing=missing))
+    return answered
 
 
-def _with_vllm(
-    facts: CollectedFacts, said: tuple[VllmVerdict, ...], wanted: CheckOptions
-) -> CollectedFacts:
-    """The facts with vLLM's verdicts, and with the memory that it planned."""
-    context, missing = replace(facts.context, vllm=said), dict(facts.missing)
-    if why := _refused_for_a_path(context, wanted):
-        return replace(facts, missing={**missing, "vllm": why})
-    with suppress(FactError):  # why there is no estimate is said already
-        context = replace(context, memory=_estimates(context, facts.shapes))
-        missing.pop("hardware", None)
-    return replace(facts, context=context, missing=missing)
-
-
-def _installed(facts: CollectedFacts, wanted: CheckOptions) -> VllmToAsk | None:
-    """The vLLM that `up` would start, if this profile is for it."""
-    from specserve.checks.oracle import VllmToAsk
+def _questions(
+    facts: CollectedFacts, wanted: CheckOptions
+) -> tuple[Mapping[str, VllmQuestion], str | None]:
+    """What the vLLM of a folder, or the one that `up` would start, is asked; why nothing is."""
+    from specserve.checks.oracle import VllmToAsk, questions_about
     from specserve.vllm.facts import minor
     from specserve.vllm.versions import contains, installed
 
-    vllm, range_ = installed(), facts.profile.vllm
-    if vllm is None or (range_ and not contains(range_, vllm.version)):
-        return None
-    if wanted.version and minor(wanted.version) != minor(vllm.version):
-        return None
-    return VllmToAsk(vllm.version)
-
-
-def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
-    """Why a refusal says nothing: it is for a path of the machine of `--assume`; or empty."""
-    for name, value in context.profile.engine.items():
-        refusals = (judged.refused or "" for judged in context.vllm)
-        if _is_elsewhere(value, context.profile, wanted) and any(
-            str(value) in text for text in refusals
-        ):
-            what = f"`{value}` (`engine.{name}`)"
-            return f"{what} is not on this machine, and `--assume` names another one"
-    return ""
+    range_, vllm, here = facts.profile.vllm, wanted.source, installed()
+    try:
+        is_other = wanted.version and here and minor(wanted.version) != minor(here.version)
+        if vllm is None and here and not is_other:
+            is_meant = not range_ or contains(range_, here.version)
+            vllm = VllmToAsk(here.version) if is_meant else None
+        if vllm is None and wanted.version:
+            return {}, (
+                "the version that `--vllm` names is not installed, so no vLLM was asked; "
+                "`--vllm FOLDER` asks the one of an unpacked wheel"
+            )
+        if vllm and (facts.context.machine is None or "target" not in facts.shapes):
+            return {}, facts.missing["hardware"]
+        return questions_about(facts.context, facts.shapes, vllm=vllm) if vllm else {}, None
+    except (FactError, UsageError, UnreadableValue) as error:
+        return {}, error.message
 
 
 def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
     """The memory of each variant, or of the target alone. Raises FactError if it is not known."""
-    blocks: dict[str, Speculation | None] = {
-        variant.path: variant.block for variant in context.variants
-    }
+    blocks: dict[str, Speculation | None] = dict(context.profile.blocks)
     if context.profile.speculation is None:
         blocks["target"] = None
     found = {}
@@ -403,7 +335,7 @@ def memory_inputs_of(
         context.profile,
         target=target,
         machine=context.machine,
-        version=(context.versions or known_versions()[-1:])[-1],
+        version=context.target_versions[-1],
         speculation=block,
         draft=draft,
     )

@@ -13,7 +13,6 @@ from specserve.checks.rule import Context
 from specserve.diagnostics import Finding
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
 from specserve.profile.schema import Profile
-from specserve.vllm.versions import Installed
 from tests.checks.checkpoints import checkpoint
 from tests.checks.judging import judged
 from tests.checks.surroundings import read
@@ -222,18 +221,3 @@ def test_ranks_that_fill_a_host_together_are_counted(profile: Load, tmp_path: Pa
     there = Machine(Accelerator("cpu", 24 * GIB, None, "cpu"), 1, basis="profile")
     (finding,) = [item for item in everything(loaded, there) if item.code == "SD302"]
     assert "its 3 ranks together may take" in finding.message
-
-
-def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
-    target: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
-    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: cuda)
-    monkeypatch.setattr("specserve.hardware.accelerators.gpus", list)
-    loaded = target("\nhardware: {accelerator: L4-24GB}")
-    codes = [
-        item.code for item in judged(collect(loaded, wanted=CheckOptions(launch=True), read=read).context)
-    ]
-    assert "SD309" in codes
-    elsewhere = target("\nhardware: {accelerator: MI300X-192GB}")
-    assert collect(elsewhere, wanted=CheckOptions(launch=True), read=read).context.machine is None

@@ -178,21 +178,3 @@ def test_each_way_to_speculate_gets_its_own_answer(
     found = json.loads(capsys.readouterr().out)["findings"]
     (refused,) = [item for item in found if item["code"] == "SD501"]
     assert refused["span"]["path"] == "alternatives.long.method"
-
-
-def test_a_refusal_for_a_path_of_another_machine_is_skipped(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def check(path: str, *words: str) -> tuple[int, list[str], list[str]]:
-        words = (*words, "--set", f"engine.hf_config_path={path}")
-        code = _run(["check", profile, "--offline", "--format", "json", *words])
-        content = json.loads(capsys.readouterr().out)
-        reasons = [item["reason"] for item in content["skipped"] if item["group"] == "vllm"]
-        return code, [item["code"] for item in content["findings"] if item["severity"] == "error"], reasons
-
-    elsewhere, assumed = "/root/.cache/huggingface/nobody-has-this", ("--assume", "1xH100-80GB")
-    code, errors, (reason,) = check(elsewhere, *assumed)
-    assert (code, errors) == (0, [])
-    assert reason.startswith(f"`{elsewhere}` (`engine.hf_config_path`) is not on this machine")
-    assert check(elsewhere) == (1, ["SD501"], [])
-    assert check("./nowhere", *assumed) == (1, ["SD501"], [])

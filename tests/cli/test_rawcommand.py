@@ -76,8 +76,6 @@ def test_what_is_no_command_of_vllm_says_the_way_out(capsys: pytest.CaptureFixtu
     for command in ("lint", "check", "plan", "up"):
         assert _run([command, "--", "ls", "-l"]) == 2
         assert f"hint: write `specserve {command} -- vllm serve MODEL" in capsys.readouterr().err
-    assert _run(["diff", "--", "configs/demo.yaml", "--", "ls", "-l"]) == 2
-    assert "hint: write `specserve diff A -- vllm serve" in capsys.readouterr().err
     assert _run(["lint", "--", "python", "-m", "sglang.launch_server", "--model-path", "x"]) == 2
     assert "specserve convert" in capsys.readouterr().err
 
