@@ -10,8 +10,9 @@ from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.arguments import jsonable
+from specserve.vllm.facts import RAY_PIN
 
-_VERSION = "Its nodes need ray[serve,llm] and this vLLM; Ray 2.60 asks for vLLM 0.29 by itself."
+_VERSION = f"Its nodes need ray[serve,llm] and this vLLM; {RAY_PIN}."
 _OWN = frozenset({"model", "nnodes", "node_rank", "master_addr", "master_port"})
 _TYPES = {
     "H100-80GB": "H100", "H100-94GB": "H100", "H200-141GB": "H200", "H20-96GB": "H20", "B200-180GB": "B200",

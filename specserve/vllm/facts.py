@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 FOLDER = Path(__file__).parent  # importlib.resources costs a lint 6 ms
 T = TypeVar("T")
+RAY_PIN = "Ray 2.60 asks for vLLM 0.29 by itself"
 EXAMPLE_RANGE = ">=0.32,<0.34"
 """A version range for hints and documentation."""
 
