@@ -1,18 +1,11 @@
-"""What config.json says of a model, as vLLM reads it: heads, layers, classes."""
+"""config.json of a head of the speculators library, as vLLM reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
-from specserve.models.config import text_config
-from specserve.vllm.limits import only_sizes_cache
-from specserve.vllm.registry import ModelClass, Registry
+from specserve.models.config import Config
 
-if TYPE_CHECKING:
-    from specserve.vllm.registry import Trait
-
-Config = Mapping[str, Any]
 _HEADS = {
     "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
     "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
@@ -53,59 +46,3 @@ def head_config(config: Config) -> Config | None:
         | {"architectures": [name]}
         | ({"eagle_aux_hidden_state_layer_ids": ids} if ids is not None else {})
     )
-
-
-def whole(config: Config, *keys: str) -> int | None:
-    """The first of these keys that holds a whole number above zero."""
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
-
-
-def layers(config: Config) -> int | None:
-    """The number of decoder layers."""
-    return whole(text_config(config), "num_hidden_layers", "n_layer", "n_layers")
-
-
-def architectures(config: Config) -> tuple[str, ...]:
-    """The classes that it names."""
-    names = config.get("architectures")
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
-
-
-def model_type(config: Config) -> str:
-    """`model_type`, or nothing."""
-    return str(config.get("model_type") or "")
-
-
-def section(config: Config, key: str) -> Config:
-    """The mapping under this key; an empty one if there is none."""
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def stretches(config: Config) -> bool:
-    """Whether longer positions only need a longer table: a head then gets as many as its target."""
-    return only_sizes_cache(text_config(config))
-
-
-def class_of(known: Registry, config: Config) -> tuple[str, ModelClass] | None:
-    """The first class of a config.json that a version knows, which is the one it takes."""
-    for name in architectures(config):
-        if name in known.classes:
-            return name, known.classes[name]
-    return None
-
-
-def has_kind(known: Registry, config: Config, kind: str) -> bool:
-    """Whether a version knows the class of a config.json as one of this kind."""
-    found = class_of(known, config)
-    return found is not None and found[1].kind == kind
-
-
-def lacks(known: Registry, config: Config, trait: Trait) -> bool:
-    """Whether a version serves this model without a trait, such as adapters."""
-    found = class_of(known, config)
-    return found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks(trait)

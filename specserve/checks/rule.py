@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from specserve.checks.config import Config, head_config
+from specserve.checks.config import head_config
 from specserve.diagnostics import Severity
-from specserve.models.config import text_config
+from specserve.models.config import Config, text_config
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.facts import at

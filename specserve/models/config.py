@@ -7,6 +7,7 @@ from typing import Any
 
 from specserve.errors import FactError
 
+Config = Mapping[str, Any]
 _LARGEST = 1 << 40
 _TEXT_PARTS = (
     "text_config",
@@ -32,6 +33,34 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             outer.pop(key, None)
             return text_config({**outer, **inner})
     return config
+
+
+def whole(config: Config, *keys: str) -> int | None:
+    """The first of these keys that holds a whole number above zero."""
+    numbers = (config.get(key) for key in keys)
+    return next((value for value in numbers if type(value) is int and value > 0), None)
+
+
+def layers(config: Config) -> int | None:
+    """The number of decoder layers."""
+    return whole(text_config(config), "num_hidden_layers", "n_layer", "n_layers")
+
+
+def architectures(config: Config) -> tuple[str, ...]:
+    """The classes that it names."""
+    found = config.get("architectures")
+    return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
+
+
+def model_type(config: Config) -> str:
+    """`model_type`, or nothing."""
+    return str(config.get("model_type") or "")
+
+
+def section(config: Config, key: str) -> Config:
+    """The mapping under this key; an empty one if there is none."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def integer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -46,6 +46,24 @@ class Registry:
     """Model types and architectures that `method: mtp` takes; each stands as vLLM compares it."""
     speculators: frozenset[str]
     """Values of `speculators_model_type` that it reads."""
+
+    def class_of(self, architectures: Iterable[str]) -> tuple[str, ModelClass] | None:
+        """The first of these names that it knows, which is the one it takes."""
+        return next(
+            ((name, self.classes[name]) for name in architectures if name in self.classes), None
+        )
+
+    def has_kind(self, architectures: Iterable[str], kind: Kind) -> bool:
+        """Whether the class that it takes is of this kind."""
+        found = self.class_of(architectures)
+        return found is not None and found[1].kind == kind
+
+    def lacks(self, architectures: Iterable[str], trait: Trait) -> bool:
+        """Whether it serves such a model without a trait, such as adapters."""
+        found = self.class_of(architectures)
+        return (
+            found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks(trait)
+        )
 
 
 @lru_cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from specserve.checks.config import stretches
 from specserve.checks.rule import (
     ERROR,
     INFO,
@@ -17,7 +16,9 @@ from specserve.checks.rule import (
     variant_rule,
 )
 from specserve.checks.rules.heads import HEADS
+from specserve.models.config import text_config
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHES_BLOCK_HEADS, at
+from specserve.vllm.limits import only_sizes_cache
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
 _LIMIT = {"target.max_model_len": "asked for here"}
@@ -72,7 +73,8 @@ def shorter_draft(variant: Variant) -> Violations:
     if length is None or limit is None or config is None or length.default >= limit:
         return
     # further layers of the target have its positions, and so does a head that is given them
-    if variant.method != "draft_model" and (variant.model is None or stretches(config)):
+    stretches = only_sizes_cache(text_config(config))
+    if variant.method != "draft_model" and (variant.model is None or stretches):
         return
     own = length.default
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
@@ -93,7 +95,7 @@ def short_trained_head(variant: Variant) -> Violations:
     if not is_head or config is None or limit is None or length is None:
         return
     own = length.default
-    if own >= limit or not stretches(config):
+    if own >= limit or not only_sizes_cache(text_config(config)):
         return
     # the versions in which a block head gets positions that it has not
     ends = [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specserve.checks.config import Config, architectures, layers, section, whole
 from specserve.checks.rule import ERROR, WARNING, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import HEADS
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
-from specserve.models.config import text_config
+from specserve.models.config import Config, architectures, layers, section, text_config, whole
 from specserve.models.facts import BITS, ModelFacts
 
 _SHARE = 4

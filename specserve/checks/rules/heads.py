@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-from specserve.checks.config import (
+from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
+from specserve.models.config import (
     Config,
     architectures,
-    has_kind,
     layers,
     model_type,
+    prediction_layers,
     section,
+    text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
-from specserve.models.config import prediction_layers, text_config
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
@@ -84,7 +84,7 @@ def retyped_draft(variant: Variant) -> Violations:
     if variant.method != "draft_model" or config is None or variant.draft is None:
         return
     name = (*architectures(config), model_type(config))[0]
-    heads = variant.ctx.versions_whose_registry(has_kind, config, "draft")
+    heads = variant.ctx.versions_whose_registry(Registry.has_kind, architectures(config), "draft")
     layered = variant.ctx.versions_whose_registry(predicts, config)
     related = {variant.at("method"): "the profile says `draft_model`"}
     if own := _own_method(config):

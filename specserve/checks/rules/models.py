@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from specserve.checks.config import Config, architectures, has_kind, lacks, section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.checks.rules.revisions import is_hub_id
+from specserve.models.config import Config, architectures, section
 from specserve.models.facts import ModelFacts, holds_tokenizer
-from specserve.vllm.registry import registry, transformers_names
+from specserve.vllm.registry import Registry, registry, transformers_names
 from specserve.vllm.speculation import METHODS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -59,7 +59,7 @@ def served_head(ctx: Context) -> Violations:
         if is_named:
             text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
         yield Violation("target.model", text, help=help_, severity=WARNING if is_named else None)
-    elif found := ctx.versions_whose_registry(has_kind, config, "draft"):
+    elif found := ctx.versions_whose_registry(Registry.has_kind, architectures(config), "draft"):
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
         yield Violation("target.model", text, versions=found, help=help_)
     else:  # the config.json of an EAGLE head names the class of the model that it was trained for
@@ -93,7 +93,7 @@ def missing_hidden_states(ctx: Context) -> Violations:
     config = ctx.target_config
     if config is None or _own_code(ctx, config):
         return
-    found = ctx.versions_whose_registry(lacks, config, "eagle3")
+    found = ctx.versions_whose_registry(Registry.lacks, architectures(config), "eagle3")
     rest = [version for version in ctx.target_versions if version not in found]
     help_ = "use `ngram`, `suffix` or `draft_model`, which read no hidden states"
     if rest:
@@ -146,7 +146,7 @@ def unadaptable_model(ctx: Context) -> Violations:
     config = ctx.target_config
     if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
         return
-    if found := ctx.versions_whose_registry(lacks, config, "lora"):
+    if found := ctx.versions_whose_registry(Registry.lacks, architectures(config), "lora"):
         text = f"a `{architectures(config)[0]}` takes no adapters"
         help_ = "merge the adapter into the weights, and serve those"
         related = {"target.model": "the model"}

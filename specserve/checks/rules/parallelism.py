@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specserve.checks.config import Config, head_config, model_type, section
+from specserve.checks.config import head_config
 from specserve.checks.rule import (
     ERROR,
     INFO,
@@ -18,7 +18,7 @@ from specserve.checks.rule import (
     variant_rule,
 )
 from specserve.diagnostics import Severity
-from specserve.models.config import text_config
+from specserve.models.config import Config, model_type, section, text_config
 from specserve.vllm.features import Feature, features, minors_before
 from specserve.vllm.sharding import Problem, Ranks, has_experts, next_sizes, problems
 from specserve.vllm.versions import known_versions

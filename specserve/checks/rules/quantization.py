@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from specserve.checks.config import Config, layers, model_type, section
 from specserve.checks.rule import ERROR, Context, Variant, Violation, Violations, rule, variant_rule
 from specserve.checks.rules.heads import is_further, own_layers
+from specserve.models.config import Config, layers, model_type, section
 from specserve.models.facts import ModelFacts
 
 _BY_INDEX = ("deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "glm4_moe")

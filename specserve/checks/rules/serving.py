@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
 from specserve.errors import did_you_mean
+from specserve.models.config import section
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import holds_a_secret
 from specserve.profile.source import COMMAND

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specserve.checks.config import section, whole
 from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
+from specserve.models.config import section, whole
 
 MAX_K = 128
 _FEW_TOKENS = 8

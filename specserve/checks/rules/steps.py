@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specserve.checks.config import section
 from specserve.checks.rule import (
     ERROR,
     INFO,
@@ -19,6 +18,7 @@ from specserve.checks.rule import (
 )
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
+from specserve.models.config import section
 from specserve.vllm.limits import LEAST_SEQUENCES, batch_defaults, capture_sizes
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
