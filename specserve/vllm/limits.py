@@ -44,6 +44,7 @@ def capture_sizes(largest: int) -> list[int]:
 
 ASSUMED = 2048
 """What vLLM assumes if config.json says nothing."""
+_LONGEST = 1 << 40
 _KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
@@ -128,4 +129,4 @@ def only_sizes_cache(config: Mapping[str, Any]) -> bool:
 
 def _length(config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if type(value) is int and 0 < value < _LONGEST else None

@@ -45,16 +45,16 @@ def weights(header: dict[str, Any]) -> bytes:
 
 HUGE = "1" + "0" * 400
 MODELS: dict[str, tuple[str, dict[str, Any] | None, str]] = {
-    "context": (with_number("max_position_embeddings", HUGE), None, "too many digits"),
-    "vocabulary": (with_number("vocab_size", "-" + HUGE), None, "too many digits"),
-    "unreadable": (with_number("hidden_size", DIGITS), None, "too many digits"),
+    "context": (with_number("max_position_embeddings", HUGE), None, "holds no weights"),
+    "vocabulary": (with_number("vocab_size", "-" + HUGE), None, "expected a whole number"),
+    "unreadable": (with_number("hidden_size", DIGITS), None, "Exceeds the limit"),
     "layers": (with_number("num_hidden_layers", "1000000000"), None, "is not known without vLLM"),
     "infinite": (with_number("num_attention_heads", "1e999"), None, "is not known without vLLM"),
     "text": (with_number("hidden_size", '"4096"'), None, "is '4096': expected a whole number"),
     "factor": (
         with_number("rope_scaling", f'{{"rope_type": "yarn", "factor": 1e400, "x": {HUGE}}}'),
         None,
-        "too many",
+        "holds no weights",
     ),
     "name": (json.dumps(DEMO), {LAYER.format(DIGITS): EMPTY, "x": EMPTY}, "holds no tokenizer"),
     "empty": (json.dumps(DEMO), {LAYER.format(0): EMPTY}, "holds no tokenizer"),
@@ -244,7 +244,7 @@ def test_a_guess_is_made_among_a_few_of_all_names(monkeypatch: pytest.MonkeyPatc
     [
         (json.dumps({"prompt": "a", **{f"k{n}": 1 for n in range(30_000)}}), None),
         ('{"prompt": "a", ' + many('"k{}": 1, ', 30_000) + '"k29999": 2}', "duplicate key `k29999`"),
-        ('{"prompt": "a", "seed": ' + DIGITS + "}", "a number with too many digits"),
+        ('{"prompt": "a", "seed": ' + DIGITS + "}", "Exceeds the limit"),
         ("[" * 100_000, "nested too deeply"),
         (json.dumps({"messages": [{"role": "user", **{f"k{n}": n for n in range(30_000)}}]}), None),
     ],

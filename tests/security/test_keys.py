@@ -298,6 +298,7 @@ PASS_IT_ON = {
     "measure/bench/generator.py": "to the child that sends the load, without keys that no variant needs",
     "plan/locking.py": "to look for the Hub's cache",
     "plan/uses.py": "to look for the Hub's cache",
+    "checks/rules/site.py": "to look for the Hub's cache",
 }
 _WHOLE = re.compile(
     r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|for \w+ in os\.environ\b"
