@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -71,15 +70,6 @@ class ModelFacts:
 
     __hash__ = object.__hash__
     """By identity: what is computed of a model is remembered for the object that was read."""
-
-
-def holds_tokenizer(files: Iterable[str]) -> bool:
-    """Whether one of these files may hold a vocabulary, or the code of a tokenizer.
-
-    `tokenizer_config.json` and `special_tokens_map.json` hold neither.
-    """
-    parts = r"tokenizer\.|vocab|\.model|tekken|tiktoken|tokenization_|\.gguf|_tokenizer"
-    return any(re.search(parts, name.lower()) for name in files)
 
 
 _FILE = Path(__file__).with_name("published.json")

@@ -21,7 +21,6 @@ Load = Callable[[str], Profile]
         ("engine: {logits_processors: ['my:Bans']}", "engine.logits_processors"),
         ("engine: {io_processor_plugin: mine}", "engine.io_processor_plugin"),
         ("engine: {reasoning_parser_plugin: ./r.py}", "engine.reasoning_parser_plugin"),
-        ("engine: {trust_remote_code: true}", "engine.trust_remote_code"),
         ("engine: {distributed_executor_backend: my.Executor}", "engine.distributed_executor_backend"),
         ("engine: {compilation_config: {backend: my.backend}}", "engine.compilation_config.backend"),
         (

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.collect import CheckOptions, collect
-from specserve.checks.rule import Context
 from specserve.diagnostics import Finding
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
 from specserve.profile.schema import Profile
@@ -118,33 +117,6 @@ def test_a_count_matters_as_far_as_the_launch_uses_it(target: Load) -> None:
         "SD306",
         "SD309",
     ]
-
-
-@pytest.mark.parametrize(
-    ("keys", "machine", "codes"),
-    [
-        ("dtype: bfloat16", "1xT4-16GB", ["SD311"]),
-        ("dtype: bfloat16", "1xA100-40GB", []),
-        ("dtype: auto", "1xT4-16GB", []),
-        ("quantization: fp8", "1xV100-32GB", ["SD311"]),
-        ("quantization: fp8", "1xRTX-3090-24GB", []),
-        ("quantization: awq", "1xT4-16GB", []),
-        ("quantization: gptq", "1xV100-32GB", []),
-        ("quantization: mxfp4", "1xT4-16GB", ["SD311"]),
-        ("quantization: fp_quant", "1xH100-80GB", ["SD311"]),
-        ("quantization: fp8", "1xMI300X-192GB", []),
-    ],
-)
-def test_only_what_vllm_refuses_is_refused(target: Load, keys: str, machine: str, codes: list[str]) -> None:
-    findings = judged(Context(target(keys), ("0.33",), machine=assume(machine)))
-    assert [item.code for item in findings if item.code in ("SD311", "SD311")] == codes
-
-
-def test_the_checkpoints_own_quantization_counts(profile: Load, tmp_path: Path) -> None:
-    checkpoint(tmp_path, "llama", quantization_config={"quant_method": "AWQ", "bits": 4})
-    loaded = profile("target: {model: ./llama, max_model_len: 1024}")
-    findings = found(loaded, assume("1xV100-32GB"))
-    assert [(item.code, item.span.path) for item in findings] == [("SD311", "target.model")]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Severity
-from specserve.models.facts import ModelFile, holds_tokenizer
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions
 from tests.checks.readers import codes, facts, findings, tensors
@@ -103,18 +101,6 @@ def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "severity"),
-    [("org/verifier", Severity.WARNING), ("./verifier", Severity.ERROR), (None, Severity.ERROR)],
-)
-def test_a_speculators_head_as_target_is_replaced_by_its_verifier(
-    profile: Load, name: Any, severity: Severity
-) -> None:
-    config = {**SPECULATOR, "speculators_config": {"verifier": {"name_or_path": name}}}
-    (finding,) = findings(profile("target: {model: org/t}"), {"org/t": facts(config)})
-    assert (finding.code, finding.severity) == ("SD221", severity)
-
-
-@pytest.mark.parametrize(
     ("engine", "hits"),
     [
         ("{}", 1),
@@ -128,15 +114,6 @@ def test_min_p_of_the_model_is_refused_unless_it_is_overridden(profile: Load, en
     models = {"org/t": facts(LLAMA, generation_config={"min_p": 0.05})}
     assert codes(profile(f"target: {{model: org/t}}\n{NGRAM}\nengine: {engine}"), models) == ["SD148"] * hits
     assert codes(profile(f"target: {{model: org/t}}\nengine: {engine}"), models) == []
-
-
-def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
-    text = "target: {model: org/t, max_model_len: 9000}"
-    models = {"org/t": facts(LLAMA)}
-    assert codes(profile(text), models) == ["SD226"]
-    assert codes(profile(f'{text}\nenv: {{VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"}}'), models) == []
-    stretched = "engine: {hf_overrides: {max_position_embeddings: 9000}}"
-    assert codes(profile(f"{text}\n{stretched}"), models) == []
 
 
 @pytest.mark.parametrize(
@@ -176,26 +153,6 @@ def test_a_draft_of_a_quarter_is_large(profile: Load, target: Any, draft: Any, h
         "org/d": facts({}, tensors=tensors(w=draft) if draft else None),
     }
     assert codes(profile(f"target: {{model: org/t}}\n{DRAFT}"), models) == ["SD245"] * hits
-
-
-@pytest.mark.parametrize(
-    ("files", "hits"),
-    [
-        (("tokenizer_config.json",), 1),
-        (("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1),
-        (("tokenizer_config.json", "tokenizer.json"), 0),
-        (("Tekken.json",), 0),
-        (("spiece.model",), 0),
-    ],
-)
-def test_a_tokenizer_is_a_vocabulary_for_target_and_draft(
-    profile: Load, files: tuple[str, ...], hits: int
-) -> None:
-    there = {name: ModelFile() for name in ("config.json", *files)}
-    target = replace(facts(LLAMA, files=there), origin="directory")
-    found = codes(profile("target: {model: org/t}"), {"org/t": target})
-    assert found == ["SD250"] * (1 + hits)  # the weights are not there either
-    assert holds_tokenizer(there) is not bool(hits)
 
 
 JSON = st.recursive(

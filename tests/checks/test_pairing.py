@@ -5,99 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rule import Context
-from specserve.checks.rules.contexts import shorter_draft
 from specserve.diagnostics import Finding, Severity
 from specserve.models.drafts import Draft, catalogue
-from specserve.profile.schema import Profile, Speculation, Target
+from specserve.profile.schema import Profile
 from tests.checks.judging import judge, of
 
 Load = Callable[[str], Profile]
 LENGTHS = st.none() | st.just(-1) | st.integers(1, 1 << 20)
-
-
-@given(
-    target=LENGTHS,
-    draft=st.none() | st.integers(1, 1 << 20),
-    method=st.sampled_from(("draft_model", "eagle3")),
-)
-def test_a_draft_s_own_context_below_the_target_s_shortens_it(
-    target: int | None, draft: int | None, method: str
-) -> None:
-    keys = {"method": method, "model": "./d", "num_speculative_tokens": 2}
-    block = Speculation(method, keys if draft is None else {**keys, "max_model_len": draft})
-    profile = Profile("p.yaml", "p", Target("./m", max_model_len=target), speculation=block)
-    known = target is not None and target > 0 and draft is not None
-    shorter = [*shorter_draft.check(Context(profile, ("0.33",)))]
-    assert bool(shorter) == (known and draft < target and method == "draft_model")  # type: ignore[operator]
-    assert [*shorter_draft.check(Context(profile, ("0.32",)))] == []
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "z-lab/Qwen3-8B-DFlash-b16", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
-        "nvidia/gpt-oss-120b-Eagle3-v3", "RadixArk/Qwen3.8-27B-DSpark", "AngelSlim/Qwen3-8B_eagle3",
-        "RedHatAI/Qwen3-8B-speculator.eagle3",
-    ],
-)  # fmt: skip
-def test_published_heads_are_known_by_their_names(profile: Load, model: str) -> None:
-    assert len(of("SD221", profile(f"target: {{model: {model}}}"))) == 1
-
-
-def test_a_head_beside_ngram_is_still_a_head(profile: Load) -> None:
-    text = (
-        "target: {model: z-lab/Qwen3-8B-DFlash-b16}\nspeculation: {method: ngram, num_speculative_tokens: 3}"
-    )
-    assert len(of("SD221", profile(text))) == 1
-
-
-def test_a_head_that_names_its_target_can_be_served(profile: Load) -> None:
-    (found,) = of("SD221", profile("target: {model: RedHatAI/Qwen3-8B-speculator.eagle3}"))
-    assert found.severity is Severity.INFO
-
-
-@pytest.mark.parametrize(
-    ("model", "block"),
-    [
-        ("deepseek-ai/DeepSeek-V4-Flash-DSpark", "null"),
-        ("deepseek-ai/DeepSeek-V4-Pro-DSpark", "{method: dspark, num_speculative_tokens: 7}"),
-        ("XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash", "null"),
-        ("XiaomiMiMo/MiMo-V2.5-DFlash", "{method: dflash, model: ./dflash, num_speculative_tokens: 7}"),
-        ("org/New-DSpark", "{method: dspark, num_speculative_tokens: 7}"),
-        ("org/New-DFlash", "{method: dflash, model: org/New-DFlash/dflash, num_speculative_tokens: 7}"),
-    ],
-)
-def test_a_checkpoint_that_holds_target_and_head_can_be_served(profile: Load, model: str, block: str) -> None:
-    assert of("SD221", profile(f"target: {{model: {model}}}\nspeculation: {block}")) == []
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "org/beagle-7b", "org/legalbeagle-3", "org/eaglet",
-        "./eagle3-tests/llama", "/models/dflash", "NTQAI/Nxcode", "org/spectacle3-8b",
-    ],
-)  # fmt: skip
-def test_a_model_or_a_folder_is_not_taken_for_a_head(profile: Load, model: str) -> None:
-    assert of("SD221", profile(f"target: {{model: {model}}}")) == []
-
-
-@pytest.mark.parametrize(
-    ("ranks", "method", "draft", "hits"),
-    [(4, "eagle3", 1, 1), (4, "eagle3", 4, 0), (1, "eagle3", 1, 0), (4, "dspark", 1, 0), (4, "mtp", 1, 1)],
-)
-def test_a_head_s_own_rank_count_is_told_to_be_ignored(
-    profile: Load, ranks: int, method: str, draft: int, hits: int
-) -> None:
-    text = (
-        f"target: {{model: ./m, tensor_parallel_size: {ranks}}}\n"
-        f"speculation: {{method: {method}, model: ./h, num_speculative_tokens: 1, draft_tensor_parallel_size: {draft}}}"
-    )
-    assert len(of("SD104", profile(text))) == hits
 
 
 HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"

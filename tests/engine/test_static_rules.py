@@ -35,7 +35,6 @@ CASES = (
     case("a draft", DRAFT),
     case("a window", f"{NGRAM}, {WINDOW}"),
     case("a window of one size", f"{NGRAM}, prompt_lookup_min: 3, prompt_lookup_max: 3"),
-    case("a window upside down", f"{NGRAM}, prompt_lookup_min: 5, prompt_lookup_max: 4", code="SD116"),
     case("layers without K", "method: mtp", code="SD007"),
     case("async with n-grams", f"{NGRAM}, {WINDOW}", "{async_scheduling: true}", ALONE),
     case("async with a draft", DRAFT, "{async_scheduling: true}"),

@@ -51,7 +51,7 @@ def _misfit(variant: Variant) -> str | None:
     expected = whole(config, "target_hidden_size", "hidden_size")
     if expected not in (None, width) and architectures(config) != ("DFlashLagunaForCausalLM",):
         return f"the head takes hidden states of width {expected}; the target has {width}"
-    if text := _wrong_input(variant, config, width=width) or _miscounted(variant, config):
+    if text := _wrong_input(variant, config, width=width):
         return text
     deepest = max(_layer_ids(variant.method, config), default=0)
     if depth is None or deepest <= depth:
@@ -83,30 +83,19 @@ def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]
 
 
 def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
-    """What the first matrix of an EAGLE head says against its method."""
+    """What an EAGLE head says against its method: by its first matrix, or its list of layers."""
     matrix = ((variant.draft.tensors if variant.draft else None) or {}).get("fc.weight")
-    if variant.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
-        return None
-    inputs = matrix.shape[1]
-    if matrix.dtype not in ("BF16", "F16", "F32") or whole(config, "hidden_size") != width:
-        return None
-    made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(inputs)
-    nested = section(config, "eagle_config").get(_IDS)
-    counts = nested or config.get("num_aux_hidden_states") or config.get(_IDS)
-    if made_for in (None, variant.method) or counts:
-        return None  # a head may say itself how many hidden states it takes
-    return f"this is a head for `{made_for}`: it takes {inputs // width} vectors of width {width}"
-
-
-def _miscounted(variant: Variant, config: Config) -> str | None:
-    """Whether it names more or fewer layers than vLLM builds it for: few classes read that list."""
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
-    reads = any("Qwen3" in name for name in architectures(config))
-    if variant.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
-        return None
-    if whole(config, "num_aux_hidden_states") is not None:
-        return None
-    return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
+    is_counted = nested or whole(config, "num_aux_hidden_states")
+    if variant.method not in ("eagle", "eagle3") or is_counted:
+        return None  # a head may say itself how many hidden states it takes
+    made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(matrix.shape[-1]) if matrix else None
+    if made_for not in (None, variant.method) and not ids:
+        return f"this is a head for `{made_for}`, by the width of its first matrix"
+    reads = any("Qwen3" in name for name in architectures(config))  # few classes read that list
+    if variant.method == "eagle3" and ids and len(ids) != 3 and not reads:
+        return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
+    return None
 
 
 def _layer_ids(method: str, config: Config) -> list[int]:
@@ -131,14 +120,11 @@ def missing_mask_token(variant: Variant) -> Violations:
     """Parallel drafting is asked for, but the model has no mask token."""
     config = variant.config if variant.model else None
     is_parallel = variant.get("parallel_drafting") is True or variant.method == "dflash"
-    if config is None or not is_parallel:
-        return
-    nested = section(config, "dflash_config").get("mask_token_id") is not None
-    if not nested and all(config.get(key) is None for key in _MASKS):
-        place = "parallel_drafting" if "parallel_drafting" in variant.block.keys else "model"
-        text = "config.json of the draft names no mask token"
-        help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
-        yield variant.violation(place, text, help=help_)
+    if config is not None and is_parallel:
+        inner = section(config, "dflash_config")
+        if all(part.get(key) is None for part in (config, inner) for key in _MASKS):
+            help_ = "parallel drafting needs a draft that was trained for it (PARD, DFlash)"
+            yield variant.violation("model", "config.json names no mask token", help=help_)
 
 
 @variant_rule("SD245", WARNING, needs="models")

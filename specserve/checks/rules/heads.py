@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.models.config import (
     Config,
     architectures,
@@ -19,7 +19,6 @@ from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
-_DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel")
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
 """The method of a head by a word in its class."""
@@ -33,13 +32,22 @@ _NAMED = (
 
 def method_of(config: Config) -> str | None:
     """The method that a draft head was made for, by its config.json; None if it is no head."""
-    algorithm = section(config, "speculators_config").get("algorithm")
-    for kind in (config.get("speculators_model_type"), algorithm):
-        if kind in _METHODS.values():
-            return str(kind)
-    names = architectures(config)
-    by_class = (method for word, method in _METHODS.items() if any(word in name for name in names))
-    return _own_method(config) or next(by_class, None)
+    if config.get("speculators_model_type") in HEADS:
+        return str(config["speculators_model_type"])
+    names = " ".join(architectures(config))
+    return _detected(config) or next(
+        (each for word, each in _METHODS.items() if word in names), None
+    )
+
+
+def _detected(config: Config) -> str | None:
+    """The method that vLLM puts in place of `draft_model` (`# Automatically detect the method`)."""
+    names = " ".join(architectures(config))
+    if "MuseGlimmerAssistantModel" in names:
+        return "dflash"
+    if "DSpark" in names:
+        return "dspark"
+    return "mtp" if model_type(config).endswith(("_assistant", "_mtp")) else None
 
 
 def predicts(known: Registry, config: Config) -> bool:
@@ -80,36 +88,20 @@ def retyped_draft(variant: Variant) -> Violations:
             f"whose path does not contain `{word}`",
         )
         return
-    config = variant.config
-    if variant.method != "draft_model" or config is None or variant.draft is None:
+    config, draft = variant.config, variant.draft
+    if variant.method != "draft_model" or config is None or draft is None or _detected(config):
         return
-    name = (*architectures(config), model_type(config))[0]
     heads = variant.ctx.versions_whose_registry(Registry.has_kind, architectures(config), "draft")
-    layered = variant.ctx.versions_whose_registry(predicts, config)
-    related = {variant.at("method"): "the profile says `draft_model`"}
-    if own := _own_method(config):
-        text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
-        yield variant.violation("method", text, help=f"write `method: {own}`", severity=INFO)
-    elif variant.draft.config.get("speculators_model_type") or heads:
-        text, help_ = "this is a draft head, not a draft model", _other_method(name)
-        yield variant.violation(
-            "model", text, related=related, versions=heads or layered, help=help_
-        )
-    elif layered:
+    name = (*architectures(config), model_type(config))[0]
+    if draft.config.get("speculators_model_type") or heads:
+        related = {variant.at("method"): "the profile says `draft_model`"}
+        help_ = _other_method(name)
+        text = "this is a draft head, not a draft model"
+        yield variant.violation("model", text, related=related, versions=heads, help=help_)
+    elif layered := variant.ctx.versions_whose_registry(predicts, config):
         text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
         help_ = "use a draft of another family"
-        yield variant.violation("model", text, related=related, versions=layered, help=help_)
-
-
-def _own_method(config: Config) -> str | None:
-    """The method that vLLM puts in place of `draft_model` (`# Automatically detect the method`)."""
-    names, kind = architectures(config), model_type(config)
-    if "MuseGlimmerAssistantModel" in names:
-        return "dflash"
-    is_dspark = names == ("DSparkDraftModel",) and kind == "qwen3"
-    if is_dspark or any(name in _DSPARK_CLASSES for name in names):
-        return "dspark"
-    return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
+        yield variant.violation("model", text, versions=layered, help=help_)
 
 
 @variant_rule("SD230", ERROR, needs="models")

@@ -1,15 +1,11 @@
-"""SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
+"""SD220, SD221, SD224, SD250: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
-import re
-
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
-from specserve.checks.rules.revisions import is_hub_id
+from specserve.checks.rule import ERROR, Context, Violation, Violations, rule
 from specserve.models.config import Config, architectures, section
-from specserve.models.facts import ModelFacts, holds_tokenizer
+from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry, registry, transformers_names
-from specserve.vllm.speculation import METHODS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
@@ -43,48 +39,18 @@ def unknown_architecture(ctx: Context) -> Violations:
             )
 
 
-@rule("SD221", ERROR, needs="models", in_lint=True)
+@rule("SD221", ERROR, needs="models")
 def served_head(ctx: Context) -> Violations:
     """The target is a draft head."""
     config = ctx.target_config
     help_ = "name here the model that it was trained for, and the head under `speculation.model`"
     if config is None:
-        if ctx.target is None:
-            yield from _named_like_a_head(ctx, help_)
-    elif config.get("speculators_config") is not None:
-        # vLLM serves its verifier, if that is on the Hub
-        name = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-        is_named = isinstance(name, str) and is_hub_id(name)
-        text = "this is a draft head, and it names no verifier on the Hub that vLLM could serve"
-        if is_named:
-            text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
-        yield Violation("target.model", text, help=help_, severity=WARNING if is_named else None)
+        return
+    if config.get("speculators_config") is not None:  # vLLM serves its verifier instead
+        yield Violation("target.model", "this is a head of speculators", help=help_)
     elif found := ctx.versions_whose_registry(Registry.has_kind, architectures(config), "draft"):
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
         yield Violation("target.model", text, versions=found, help=help_)
-    else:  # the config.json of an EAGLE head names the class of the model that it was trained for
-        names = (ctx.target.tensors if ctx.target else None) or {}
-        if "fc.weight" in names and not any("embed" in name or "wte" in name for name in names):
-            text = "the checkpoint has no embedding: it is a draft head"
-            yield Violation("target.model", text, help=help_)
-
-
-def _named_like_a_head(ctx: Context, help_: str) -> Violations:
-    model = ctx.profile.target.model
-    is_named = re.search(r"(?i)(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", model)
-    inside = any(
-        (METHODS[variant.method].in_target and variant.model is None)
-        or f"{variant.model}/".startswith(f"{model}/")
-        for variant in ctx.variants
-    )
-    # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold target and head (vllm-project/vllm#57784)
-    is_both = inside or re.search(r"(?i)deepseek-?v4|mimo-?v\d", model)
-    if is_named and is_hub_id(model) and not is_both:
-        text, severity = f"`{model}` reads like a draft head, which is no model to serve", WARNING
-        if "speculator" in model.lower():
-            text = f"vLLM will serve the model that `{model}` was trained for, and draft with it"
-            severity = INFO
-        yield Violation("target.model", text, help=help_, severity=severity)
 
 
 @rule("SD224", ERROR, needs="models")
@@ -109,7 +75,7 @@ def missing_hidden_states(ctx: Context) -> Violations:
 
 @rule("SD250", ERROR, needs="models")
 def missing_weights(ctx: Context) -> Violations:
-    """The model's directory has no weights or no tokenizer, or not all of them."""
+    """The model's directory has no weights, or not all of them."""
     is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
     is_usual = is_usual and not ctx.engine.get("model_loader_extra_config")
     drafts = {
@@ -119,35 +85,12 @@ def missing_weights(ctx: Context) -> Violations:
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
             yield from (Violation(path, text, help=help_) for text in _lacking_weights(facts))
-    target = ctx.target
-    is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
-    if target is None or is_named or target.origin != "directory":
-        return
-    if not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more
-        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
-        yield Violation("target.model", "the directory holds no tokenizer", help=help_)
 
 
 def _lacking_weights(facts: ModelFacts) -> list[str]:
     gone = [name for name in facts.weight_files if name not in facts.files]
-    there = (name for name in facts.weight_files if name not in gone)
+    there = (name for name in facts.weight_files if name in facts.files)
     found = [facts.broken[name] for name in there if name in facts.broken]
     if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
         found.append("the directory holds no weights")
-    if gone:
-        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        found.append(f"weights are missing: `{gone[0]}`{more}")
-    return found
-
-
-@rule("SD253", ERROR, needs="models")
-def unadaptable_model(ctx: Context) -> Violations:
-    """LoRA adapters are enabled for a model that does not support them."""
-    config = ctx.target_config
-    if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
-        return
-    if found := ctx.versions_whose_registry(Registry.lacks, architectures(config), "lora"):
-        text = f"a `{architectures(config)[0]}` takes no adapters"
-        help_ = "merge the adapter into the weights, and serve those"
-        related = {"target.model": "the model"}
-        yield Violation("engine.enable_lora", text, related=related, versions=found, help=help_)
+    return [*found, *(f"weights are missing: `{name}`" for name in gone[:1])]

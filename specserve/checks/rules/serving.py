@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
+from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
 from specserve.errors import did_you_mean
 from specserve.models.config import section
 from specserve.profile.schema import Profile
@@ -29,11 +29,6 @@ def is_open(profile: Profile) -> bool:
     return not (_LOOPBACK.fullmatch(profile.server.host) or frontend.get("uds") or certified)
 
 
-def _speculates(ctx: Context, label: str = "speculation") -> dict[str, str]:
-    """The first block of speculation, as a place beside; nothing without one."""
-    return {variant.at("method"): label for variant in ctx.variants[:1]}
-
-
 _MOVED = {
     "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
     "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
@@ -48,23 +43,14 @@ _MOVED = {
 def unknown_variable(ctx: Context) -> Violations:
     """A `VLLM_…` variable that vLLM does not know."""
     names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
-    known = (
-        {name for version in ctx.target_versions for name in table(version).env} if names else set()
-    )
-    known.add("VLLM_WHEEL_LOCATION")  # vLLM's set-up reads it
-    strict = ctx.engine.get("fail_on_environ_validation") is True
+    known = {"VLLM_WHEEL_LOCATION"}  # vLLM's set-up reads it
+    for version in ctx.target_versions if names else ():
+        known.update(table(version).env)
     for name in names - known:
         guess = did_you_mean(name, known)
-        yield Violation(
-            f"env.{name}",
-            f"vLLM knows no variable `{name}`",
-            related={"engine.fail_on_environ_validation": "vLLM will refuse to start"}
-            if strict
-            else {},
-            help=_MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out"),
-            at_key=True,
-            severity=ERROR if strict else None,
-        )
+        help_ = _MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out")
+        text = f"vLLM knows no variable `{name}`"
+        yield Violation(f"env.{name}", text, help=help_, at_key=True)
 
 
 @rule("SD107", ERROR, policy=True)
@@ -104,12 +90,7 @@ def open_bind(ctx: Context) -> Violations:
     if not is_open(ctx.profile):
         return
     opened = {"VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine"}
-    if server.api_key_env:
-        text = "the key guards /v1, /v2 and /inference, but /invocations answers prompts without it"
-        related = {"server.host": "open to the network"}
-        help_ = "put a proxy in front that passes only /v1"
-        yield Violation("server.api_key_env", text, related=related, help=help_, severity=INFO)
-    else:
+    if not server.api_key_env:
         opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
         is_command = ctx.profile.file == COMMAND
         key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
@@ -131,7 +112,7 @@ def hidden_acceptance(ctx: Context) -> Violations:
     if ctx.engine.get("disable_log_stats") is True and ctx.variants:
         text = "the server will not report how many draft tokens are accepted"
         help_ = "leave `disable_log_stats` out"
-        yield Violation("engine.disable_log_stats", text, related=_speculates(ctx), help=help_)
+        yield Violation("engine.disable_log_stats", text, help=help_)
 
 
 @rule("SD148", ERROR, needs="models", in_lint=True)
@@ -149,6 +130,6 @@ def default_min_p(ctx: Context) -> Violations:
             path,
             f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
             label=label,
-            related=_speculates(ctx, f"`{ctx.variants[0].method}` speculates"),
+            related={ctx.variants[0].at("method"): f"`{ctx.variants[0].method}` speculates"},
             help="write `engine: {override_generation_config: {min_p: 0.0}}`, and use `top_p`",
         )

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations, variant_rule
+from specserve.models.config import section
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Variant, Violation, Violations, variant_rule
-from specserve.models.config import section, whole
-
-MAX_K = 128
-_FEW_TOKENS = 8
-"""The heads of the catalogue are used with 1 to 7."""
+_MOST_TOKENS = 128
 _NGRAM = ("ngram", "ngram_gpu")
 _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
 
@@ -35,82 +31,41 @@ def missing_key(variant: Variant) -> Violations:
 @variant_rule("SD104", ERROR)
 def split_draft(variant: Variant) -> Violations:
     """The draft's tensor parallelism is not the target's."""
-    place = "draft_tensor_parallel_size"
-    size, draft = variant.ctx.profile.target.tensor_parallel_size, variant.get(place)
-    related = {"target.tensor_parallel_size": f"target runs on {size}"}
-    if draft in (None, size):
-        return
-    if draft == 1 and variant.method != "draft_model":
-        if variant.method in ("eagle", "eagle3", "mtp", "dflash"):
-            text = f"`{variant.method}` runs on the target's {size} ranks in any case"
-            help_ = f"leave `{place}` out"
-            yield variant.violation(place, text, related=related, help=help_, severity=INFO)
+    place, target = "draft_tensor_parallel_size", variant.ctx.profile.target
+    draft, is_head = variant.get(place), variant.method != "draft_model"
+    if draft in (None, target.tensor_parallel_size) or (draft == 1 and is_head):  # ignored
         return
     yield variant.violation(
         place,
         "draft tensor parallelism is not the target's",
         label=f"draft asks for {draft}",
-        related=related,
+        related={"target.tensor_parallel_size": f"target runs on {target.tensor_parallel_size}"},
         notes=("the V2 model runner ignores 1, and V1 fails after loading",) * (draft == 1),
-        help=f"write `{place}: {size}`, or leave it out",
+        help=f"write `{place}: {target.tensor_parallel_size}`, or leave it out",
         severity=WARNING if draft == 1 else None,
     )
 
 
 @variant_rule("SD109", WARNING)
 def too_many_speculative_tokens(variant: Variant) -> Violations:
-    """More tokens are drafted per step than the server or the head can use."""
-    if variant.k is None:
-        return
-    if variant.k > MAX_K:
-        text = f"no server gains from more than {MAX_K} draft tokens per step; found {variant.k}"
+    """More tokens are drafted per step than a server can use."""
+    if variant.k is not None and variant.k > _MOST_TOKENS:
+        text = f"no server gains from more than {_MOST_TOKENS} draft tokens; found {variant.k}"
         note = "V2 verifies them all, and the V1 model runner ends at the first request"
         help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
         yield variant.violation("num_speculative_tokens", text, notes=(note,), help=help_)
-    elif variant.method in ("eagle", "eagle3"):
-        trained, k = _trained_tokens(variant), variant.k
-        help_ = "measure several K (`specserve tune`), and use the fastest"
-        if trained is not None and k > 2 * trained:
-            tokens = f"{trained} draft token{'s' * (trained > 1)}"
-            text = f"the head was published for {tokens}; found {k}"
-            yield variant.violation("num_speculative_tokens", text, help=help_)
-        elif trained is None and k > _FEW_TOKENS:
-            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {k}"
-            yield variant.violation("num_speculative_tokens", text, help=help_, severity=INFO)
-
-
-def _trained_tokens(variant: Variant) -> int | None:
-    """The most draft tokens that the catalogue says of a head, or its config.json if read."""
-    from specserve.models.drafts import heads_named
-
-    rows, config = heads_named(variant.model or ""), variant.draft.config if variant.draft else {}
-    methods = section(config, "speculators_config").get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else None
-    own = whole(first, "speculative_tokens") if isinstance(first, Mapping) else None
-    said = [own, whole(config, "n_predict", "num_lookahead_tokens")]
-    for row in rows:
-        said += [row.num_speculative_tokens, *(each.k for each in row.reported)]
-    return max((k for k in said if k), default=None)
 
 
 @variant_rule("SD116", WARNING)
 def surprising_ngram_window(variant: Variant) -> Violations:
-    """The n-gram window has only one size, or none."""
+    """The n-gram window has only one size."""
     low, high = variant.get("prompt_lookup_min"), variant.get("prompt_lookup_max")
-    if variant.method not in _NGRAM:
-        return
-    if low and high and low > high:
-        text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
-        related = {variant.at("prompt_lookup_max"): f"which is {high}"}
-        yield variant.violation("prompt_lookup_min", text, related=related, severity=ERROR)
-    # a window of one size as short as 2 finds matches all the same
     size = high or low or 5
-    if None in (low, high) and size > 2:
-        yield variant.violation(
-            "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
-            f"only matches of exactly {size} tokens will be looked up",
-            help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
-        )
+    # a window of one size as short as 2 finds matches all the same
+    if variant.method in _NGRAM and None in (low, high) and size > 2:
+        text = f"only matches of exactly {size} tokens will be looked up"
+        help_ = f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`"
+        yield variant.violation("method", text, help=help_)
 
 
 @variant_rule("SD127", ERROR, policy=True)
