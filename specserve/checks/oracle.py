@@ -23,7 +23,6 @@ from specserve.checks.oraclechild import (
     VllmChange,
     VllmVerdict,
     answers,
-    changed_at,
     installed_table,
     keep_answer,
     kept_answer,
@@ -61,8 +60,6 @@ class VllmToAsk:
 
     version: str
     source: Path | None = None
-    changed: str = ""
-    """When that folder was changed last: its version does not tell."""
 
 
 def vllm_in(folder: Path) -> VllmToAsk:
@@ -76,7 +73,7 @@ def vllm_in(folder: Path) -> VllmToAsk:
         hint = "name a folder with the files of a wheel: `vllm` and one in `.dist-info`"
         raise FactError(f"`{folder}` does not contain vLLM", hint=hint)
     version = Distribution.at(metadata[0].parent).version
-    return VllmToAsk(version, folder.resolve(), changed_at(folder / "vllm"))
+    return VllmToAsk(version, folder.resolve())
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ def ask(
 ) -> tuple[VllmVerdict, ...]:
     """A verdict for each question; `before` is called if one of them is new, and takes a child.
 
-    There is one child for each kind of GPU. Whole answers are kept.
+    There is one child for each kind of GPU. Whole answers of the installed vLLM are kept.
     """
     verdicts: dict[int, VllmVerdict] = {}
     is_told = False
@@ -148,31 +145,26 @@ def ask(
         plain = {_file(request, setting, vllm): request for request in _PLAINEST}
         files = {at: _file(_request(each), setting, vllm) for at, each in asked.items()}
         requests = plain | {files[at]: _request(each) for at, each in asked.items()}
-        said = {file: kept for file in requests if (kept := kept_answer(file)) is not None}
-        new = {file: request for file, request in requests.items() if file not in said}
+        kept = {file: None if vllm.source else kept_answer(file) for file in requests}
+        said = {file: answer for file, answer in kept.items() if answer is not None}
+        new = [file for file in requests if file not in said]
         if new and not is_told:
             is_told = True
             before()
-        if new:
-            said |= _new_answers([*(command or CHILD), *setting], new, limit_s)
+        try:
+            found = answers(
+                [*(command or CHILD), *setting], [requests[file] for file in new], limit_s=limit_s
+            )
+            for number, answer in found if new else ():
+                said[new[number]] = answer
+                is_whole = "not_judged" not in answer and not answer.get("skipped")
+                if is_whole and vllm.source is None:
+                    keep_answer(new[number], answer)  # what is not here may come
+        except FactError as error:
+            said = {file: {"not_judged": error.message} for file in new} | said
         usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
         verdicts |= {at: _read(said[files[at]], each, usual=usual) for at, each in asked.items()}
     return tuple(verdicts[at] for at in range(len(questions)))
-
-
-def _new_answers(
-    command: Sequence[str], requests: Mapping[Path, dict[str, Any]], limit_s: float
-) -> dict[Path, dict[str, Any]]:
-    """What a child says, by the file in which it is kept."""
-    files, said = list(requests), dict[Path, dict[str, Any]]()
-    try:
-        for number, answer in answers(command, requests.values(), limit_s=limit_s):
-            said[files[number]] = answer
-            if "not_judged" not in answer and not answer.get("skipped"):
-                keep_answer(files[number], answer)  # what is not here may come
-    except FactError as error:
-        return {file: {"not_judged": error.message} for file in files} | said
-    return said
 
 
 def _read(answer: Mapping[str, Any], question: VllmQuestion, *, usual: set[str]) -> VllmVerdict:
@@ -206,6 +198,12 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
     models = {_TARGET: target} | ({_DRAFT: draft} if draft else {})
     # stages inside the target are read from its checkpoint
     tensors = (draft or target).tensors if draft or is_head else None
+    lacks: list[str] = []
+    if is_head and draft is not None and draft.tensors is None:
+        lacks = ["embed_tokens"]
+    elif is_head:  # the tables that its checkpoint does not bring, and so shares with its target
+        own = draft.tensors or {} if draft else {}
+        lacks = [table for table in _TABLES if not any(table in name for name in own)]
     return {
         "argv": list(plan.argv[2:]),
         "env": {
@@ -218,7 +216,7 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
             for role, facts in models.items()
         },
         "build": {
-            "draft_lacks": _lacks(draft) if is_head else [],
+            "draft_lacks": lacks,
             "draft_tensors": [
                 (name, tensor.dtype, tensor.shape) for name, tensor in (tensors or {}).items()
             ],
@@ -226,15 +224,6 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
         },
         "count": question.machine.count * question.machine.nodes,
     }
-
-
-def _lacks(draft: ModelFacts | None) -> list[str]:
-    """The tables that a head's checkpoint does not bring, and so shares with its target."""
-    if draft is None:
-        return list(_TABLES)
-    if draft.tensors is None:
-        return ["embed_tokens"]
-    return [table for table in _TABLES if not any(table in name for name in draft.tensors)]
 
 
 def _setting(question: VllmQuestion) -> tuple[str, ...]:
@@ -251,7 +240,7 @@ def _setting(question: VllmQuestion) -> tuple[str, ...]:
 
 def _file(request: Mapping[str, Any], setting: Sequence[str], vllm: VllmToAsk) -> Path:
     """Where the answer is kept: its name says all that decides about the answer."""
-    decides = [request, setting, vllm.version, vllm.changed, libraries(), __version__, _digest()]
+    decides = [request, setting, vllm.version, libraries(), __version__, _digest()]
     text = json.dumps(decides, sort_keys=True, default=str)
     return answer_cache() / "oracle" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 

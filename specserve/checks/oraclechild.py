@@ -146,11 +146,6 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
         write_whole(file, json.dumps(answer))
 
 
-def changed_at(package: Path) -> str:
-    """When a Python file of a package was changed last, which its version does not tell."""
-    return str(max((file.stat().st_mtime_ns for file in package.rglob("*.py")), default=0))
-
-
 @lru_cache
 def installed_table(found: Installed) -> VllmTable:
     """The table of an installed vLLM.
@@ -170,7 +165,8 @@ def installed_vllm() -> Vllm | None:
 
 def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTable | None:
     """What an installed vLLM says of itself, or said before; None if it gives no answer."""
-    changed = changed_at(found.package / "engine")
+    sources = (found.package / "engine").glob("*.py")  # an editable one may keep its version
+    changed = max((each.stat().st_mtime_ns for each in sources), default=0)
     file = answer_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
     gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
     for kept in (kept_answer(file), None):

@@ -56,14 +56,15 @@ def as_rank(config: Any, *, stage: int) -> contextlib.AbstractContextManager[Any
     parallel = config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     dp = parallel.data_parallel_size
-    groups = {
-        "_WORLD": _group(tp * pp, stage * tp), "_TP": _group(tp), "_ETP": _group(tp),
-        "_PP": _group(pp, stage), "_DP": _group(dp), "_EP": _group(tp * dp),
-        "_EPLB": _group(tp * dp), "_DCP": _group(parallel.decode_context_parallel_size),
-        "_PCP": _group(parallel.prefill_context_parallel_size),
+    sizes = {
+        "TP": tp, "ETP": tp, "DP": dp, "EP": tp * dp, "EPLB": tp * dp,
+        "DCP": parallel.decode_context_parallel_size,
+        "PCP": parallel.prefill_context_parallel_size,
     }  # fmt: skip
+    groups = {name: _group(size) for name, size in sizes.items()}
+    groups |= {"WORLD": _group(tp * pp, stage * tp), "PP": _group(pp, stage)}
     for name, group in groups.items():
-        setattr(parallel_state, name, group)
+        setattr(parallel_state, f"_{name}", group)
     return set_current_vllm_config(config)  # type: ignore[no-any-return]
 
 

@@ -46,20 +46,12 @@ _ASKED_OF_EACH = (
     "specserve.engine.judging",
     "vllm.compilation.backends",
     "vllm.compilation.passes.pass_manager",
-    "vllm.model_executor.kernels.linear",
-    "vllm.model_executor.model_loader.default_loader",
-    "vllm.model_executor.models.llama",
     "vllm.model_executor.models.llama_eagle3",
     "vllm.v1.attention.backends.flash_attn",
     "vllm.v1.attention.backends.flashinfer",
-    "vllm.v1.core.kv_cache_utils",
-    "vllm.v1.core.single_type_kv_cache_manager",
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.spec_decode.draft_model",
-    "vllm.v1.spec_decode.llm_base_proposer",
-    "vllm.v1.worker.cp_utils",
-    "vllm.v1.worker.gpu.attn_utils",
-    "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+    "vllm.v1.worker.gpu.model_runner",
 )
 """What nearly every question makes vLLM import: once here, and not once more in each fork."""
 
@@ -80,19 +72,12 @@ def serve_parser() -> Any:
             raise CommandRefused(message or f"the parser ends with exit code {status}")
 
     parser = Parser(prog="vllm")
-    _make_arg_parser()(parser.add_subparsers(dest="subparser").add_parser("serve"))
-    return parser
-
-
-def _make_arg_parser() -> Any:
-    """vLLM's function of this name: in `common` since 0.33, in `launchers` since 0.29."""
-    for module in ("common", "launchers", "openai"):
-        with contextlib.suppress(ImportError, AttributeError):
-            found = importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
-            return found.make_arg_parser
-    raise ImportError(
-        "vLLM's `make_arg_parser` is in none of the modules that are known to have it"
-    )
+    serve = parser.add_subparsers(dest="subparser").add_parser("serve")
+    for module in ("common", "launchers", "openai"):  # since 0.33, since 0.29, before
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"vllm.entrypoints.{module}.cli_args").make_arg_parser(serve)
+            return parser
+    raise ImportError("no module that is known for it has vLLM's `make_arg_parser`")
 
 
 def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:

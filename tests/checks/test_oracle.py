@@ -151,20 +151,13 @@ def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged
     assert count(INSTALLED) == 3
 
 
-def test_a_folder_of_sources_is_asked_again_after_an_edit(question: VllmQuestion, tmp_path: Path) -> None:
-    package = tmp_path / "mine" / "vllm"
-    (package / "config").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (tmp_path / "mine" / "vllm-0.34.1.dist-info").mkdir()
-    (tmp_path / "mine" / "vllm-0.34.1.dist-info" / "METADATA").write_text("Version: 0.34.1\n")
-    counts = []
-    for text in ("A = 1", None, "A = 2"):
-        if text is not None:
-            (package / "config" / "model.py").write_text(text)
-        vllm = vllm_in(tmp_path / "mine")
-        ask([replace(question, vllm=vllm)], command=(sys.executable, "-c", ECHO))
-        counts.append(len((tmp_path / "asked").read_text().splitlines()))
-    assert counts == [1, 1, 2]
+def test_a_folder_of_sources_is_asked_each_time_because_it_may_be_edited(
+    question: VllmQuestion, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        mine = replace(question, vllm=VllmToAsk("0.34.1", tmp_path))
+        ask([mine], command=(sys.executable, "-c", ECHO))
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])
