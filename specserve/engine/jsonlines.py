@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -64,3 +65,18 @@ def error_text(error: BaseException | str) -> str:
     """What an error says, on one line that is not too long; its class if it says nothing."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
+
+
+def run_child(work: Callable[[JsonLines], None]) -> int:
+    """Do a child's work; exit code 0, or 1 after the message `failed`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
+    lines = JsonLines()
+    try:
+        work(lines)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # to the log, where the cause is looked for
+        lines.send("failed", error=error_text(error))
+        return 1
+    return 0

@@ -94,6 +94,6 @@ def training_line() -> Callable[[Mapping[str, Any]], None]:
         if event["event"] == "progress":
             line.show(f"{done}, loss {event['loss']:.3f}")
         elif event["event"] == "evaluated":
-            say(f"{done}: acceptance {event['acceptance']:.3f}")
+            say(f"{done}: guesses {event['agreement']:.1%} of the target's tokens")
 
     return training

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from specserve.engine.drafts import DraftModel, read_answers, walk
+from specserve.engine.drafts import DraftModel, batches, read_answers
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "demo" / "draft"
-K = 4
 
 
 def cycle(start: int, length: int) -> list[int]:
@@ -78,15 +77,19 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def training(answers: Path, out: Path, **fields: Any) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     return {
-        "draft": str(DRAFT), "answers": str(answers), "out": str(out), "k": K, "budget_s": 300,
-        "epochs": 10, "seed": 0, "learning_rate": 0.004, **fields,
+        "draft": str(DRAFT), "target": None, "answers": str(answers), "out": str(out), "k": 4, "budget_s": 300,
+        "epochs": 40, **fields,
     }  # fmt: skip
 
 
 def rate(answers: Path, draft: Path) -> float:
+    """Share of the held-out tokens that a draft guesses."""
     held_out = read_answers(str(answers), "test")
     assert len(held_out) == 20
-    return DraftModel({"draft": str(draft)}).acceptance(held_out, k=K)
+    model = DraftModel({"draft": str(draft)})
+    counts = [model.judge(rows)[1] for rows in batches(held_out, 500)]
+    assert sum(all_ for _, all_ in counts) == 20 * 24
+    return sum(right for right, _ in counts) / (20 * 24)
 
 
 def test_a_draft_learns_what_the_target_says_and_can_be_served(
@@ -103,7 +106,7 @@ def test_a_draft_learns_what_the_target_says_and_can_be_served(
     assert (out / "draft" / "model.safetensors").stat().st_size <= DRAFT.joinpath(
         "model.safetensors"
     ).stat().st_size
-    assert rate(answers, DRAFT) < 0.2 and rate(answers, out / "draft") > 0.8
+    assert rate(answers, DRAFT) < 0.2 and rate(answers, out / "draft") > 0.9
 
 
 def test_what_cannot_be_read_is_told_and_ends_the_child(
@@ -113,12 +116,3 @@ def test_what_cannot_be_read_is_told_and_ends_the_child(
     (message,) = events(process)
     assert message["event"] == "failed" and "none.jsonl" in message["error"]
     assert process.wait(30) == 1
-
-
-def test_acceptance_is_walked_as_a_server_walks_it() -> None:
-    def steps(right: list[bool]) -> tuple[int, int]:
-        return walk(len(right), lambda at, nth: right[at + nth], k=4)
-
-    assert steps([True] * 11) == (2, 8)
-    assert steps([False, True, False, True, True]) == (2, 3)
-    assert steps([True]) == (0, 0)

@@ -123,20 +123,16 @@ class DistillPlan:
     def questions(self) -> list[dict[str, Any]]:
         """The lines for `generate`; an id begins with its part.
 
-        Each prompt to train on is answered at its own temperature. One to choose by is answered
-        greedily: of such an answer it can be told without a server what a draft would have guessed.
+        Each prompt is answered at its own temperature. A draft model learns from the likeliest
+        tokens of each position, a head from the target itself.
         """
-        # a draft model learns from the likeliest tokens of each position, a head from the target
-        likeliest = 10 if self.block.method == "draft_model" else 1
-        asked = [
-            line_of(prompt, f"train/{number}", self.max_tokens)
+        parts = {"train": self.traffic.train, "validation": self.traffic.validation}
+        likeliest = 1 if self.target else 10
+        return [
+            line_of(prompt, f"{part}/{number}", self.max_tokens)
             | {"temperature": prompt.temperature or 0.0, "logprobs": likeliest}
-            for number, prompt in enumerate(self.traffic.train)
-        ]
-        return asked + [
-            line_of(prompt, f"validation/{number}", self.max_tokens)
-            | {"temperature": 0.0, "logprobs": 1}
-            for number, prompt in enumerate(self.traffic.validation)
+            for part, prompts in parts.items()
+            for number, prompt in enumerate(prompts)
         ]
 
     @property

@@ -95,8 +95,6 @@ def run_distillation(
             "k": plan.k,
             "budget_s": plan.request.train_for_s,
             "epochs": 20,
-            "seed": 0,
-            "learning_rate": None,
         }
         with stop_on_signals() as stop:
             done = train(request, log_path=folder / "train.log", stop=stop, on_event=training)
