@@ -21,7 +21,7 @@ from typing import Any
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile, Speculation, Target, fingerprint, keys_of
 from specserve.vllm.arguments import Argument, flag_of, python_value, tokens
-from specserve.vllm.speculation import HEADS, METHODS
+from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import Replacement
 
 
@@ -72,7 +72,8 @@ ALGORITHMS: Mapping[str, str] = {
     if algorithm != "mtp"
 }
 """SGLang's algorithm by vLLM's method."""
-CHAINS = ("draft_model", *HEADS)
+_HEADS = {name for name, method in METHODS.items() if method.draft == "head" and not method.in_one_pass}
+CHAINS = ("draft_model", *_HEADS)
 """Methods that draft one token a step, by SGLang's EAGLE workers; it may sample the drafts of heads too.
 
 (srt/arg_groups/speculative_hook.py, `_handle_eagle_family`)
@@ -259,12 +260,12 @@ def _unsampled(method: str, key: str, keys: Mapping[str, Any]) -> str | None:
     if key == "draft_sample_method":
         if METHODS[method].in_one_pass:
             return f"SGLang decides itself how a {ALGORITHMS[method]} draft is sampled"
-        if sampled == "probabilistic" and method not in HEADS:
+        if sampled == "probabilistic" and method not in _HEADS:
             return f"SGLang drafts greedily with {ALGORITHMS[method]}"
     if key == "rejection_sample_method" and keys[key] == "block":
         if METHODS[method].draft != "head":
             return f"SGLang has no block verification with {ALGORITHMS[method]}"
-        if method in HEADS and sampled != "probabilistic":
+        if method in _HEADS and sampled != "probabilistic":
             return "SGLang verifies blocks of sampled drafts only: write `draft_sample_method: probabilistic` too"
     return None
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
 _PADDED_ROWS = 64
 """`DEFAULT_VOCAB_PADDING_SIZE`: rows beyond the vocabulary fill the last part."""
 _FINEST_BLOCK = 32
-"""To this, blocks of FP8 experts and groups of AWQ and GPTQ experts are split while they load."""
+"""To this, blocks of FP8 experts are split while they load."""
 _OWN_HEADS = (
     "mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas",
 )  # fmt: skip
@@ -69,16 +68,6 @@ class Problem(NamedTuple):
     """Whether data-parallel ranks count, too."""
 
 
-class _Grid(NamedTuple):
-    """The pieces of a quantized matrix that must stay whole, in columns."""
-
-    name: str = ""
-    piece: int = 1
-    finest: int = 1
-    """The smallest piece into which that of an expert is split."""
-    rows: int = 1
-
-
 def number(config: Config, *keys: str) -> int | None:
     """The first of these keys that holds a whole number above zero."""
     values = (config.get(key) for key in keys)
@@ -103,7 +92,7 @@ def problems(
     What config.json does not show, or what vLLM handles in ways that are not known, is left out.
     """
     tensor, vocabulary = ranks.tensor, number(text, "vocab_size")
-    found = [*_attention(text, tensor, quantization)]
+    found = [*_attention(text, tensor)]
     kind = re.sub(r"(_vision|_vision_model|_vit)$", "", str((vision or {}).get("model_type") or ""))
     tower = number(vision or {}, "num_heads", "num_attention_heads")
     if kind in _DIVIDED_TOWERS and tower:
@@ -127,43 +116,28 @@ def next_sizes(works: Callable[[int], bool], wanted: int, *, most: int) -> list[
     return [size for size in (below, above) if size is not None]
 
 
-def _undivided(
-    what: str, total: int, ranks: int, *, grid: _Grid | None = None, piece: int = 1
-) -> Iterator[Problem]:
-    """`divide` (distributed/utils.py); with a grid, `validate_fp8_block_shape` (fp8_utils.py) and
-    `verify_group_size_divides_partition` for the input of a row-parallel matrix."""
+def _undivided(what: str, total: int, ranks: int, *, block: int = 1) -> Iterator[Problem]:
+    """`divide` (distributed/utils.py); blocks of FP8: `validate_fp8_block_shape` (fp8_utils.py)."""
     size, is_width = total // ranks, "width" in what
     if total % ranks:
         named = f"{what} of {total:,} does" if is_width else f"{total:,} {what} do"
         yield Problem(f"{named} not divide over {ranks} ranks")
-    elif grid and ranks > 1 and size % piece:
-        cuts = f"which cuts {grid.name} of {piece}"
+    elif ranks > 1 and size % block:
+        cuts = f"which cuts quantization blocks of {block}"
         yield Problem(f"{what} of {total:,} is {size} on each of {ranks} ranks, {cuts}")
 
 
-def _attention(text: Config, tensor: int, quantization: Config) -> Iterator[Problem]:
+def _attention(text: Config, tensor: int) -> Iterator[Problem]:
     """`verify_with_parallel_config` (config/model.py), `QKVParallelLinear` (layers/linear.py)."""
     heads = None if str(text.get("model_type")) in _OWN_HEADS else number(text, *_HEADS)
     if heads is None:
         return
     yield from _undivided("attention heads", heads, tensor)
-    is_latent = text.get("kv_lora_rank") is not None
-    is_uneven = text.get("block_configs") or text.get("per_layer_config")
-    groups = None if is_latent or is_uneven else number(text, *_KV_HEADS)
+    # one latent head is copied, and layers of several kinds have numbers of their own
+    others = ("kv_lora_rank", "block_configs", "per_layer_config")
+    groups = None if any(text.get(key) for key in others) else number(text, *_KV_HEADS)
     if groups and groups % tensor and tensor % groups:
         yield Problem(f"{groups} KV heads neither divide over {tensor} ranks nor repeat evenly")
-    grid, hidden = _grid(quantization, "self_attn.o_proj"), number(text, "hidden_size")
-    size = number(text, "v_head_dim", "head_dim") or (hidden // heads if hidden else None)
-    is_known = heads % tensor == 0 and not (is_uneven or text.get("o_lora_rank"))
-    if grid.piece > 1 and size and is_known:
-        what = "the width of the attention's output"
-        yield from _undivided(what, heads * size, tensor, grid=grid, piece=grid.piece)
-    query = (number(text, "qk_nope_head_dim") or 0) + (number(text, "qk_rope_head_dim") or 0)
-    if (
-        is_latent and query and grid.rows > 1 and heads % tensor == 0
-    ):  # rows of one matrix (`q_b_proj`)
-        what = "the width of the queries"
-        yield from _undivided(what, heads * query, tensor, grid=grid, piece=grid.rows)
 
 
 def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Problem]:
@@ -174,72 +148,34 @@ def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Proble
     starts = number(text, "first_k_dense_replace") or text.get("mlp_only_layers")
     has_dense = not experts or "intermediate_size_mlp" in text or (starts and each != inner)
     if dense and has_dense:
-        grid = _grid(quantization, "mlp.down_proj")
-        yield from _undivided("the MLP's width", dense, ranks.tensor, grid=grid, piece=grid.piece)
+        block = _block(quantization, "mlp.down_proj")
+        yield from _undivided("the MLP's width", dense, ranks.tensor, block=block)
     if not experts:
         return
     count = number(text, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     shared = number(text, *_SHARED) or (count * each if count and each else None)
     if shared and not ranks.copies_shared_expert:
-        grid = _grid(quantization, "mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
-        what = "the shared expert's width"
-        yield from _undivided(what, shared, ranks.tensor, grid=grid, piece=grid.piece)
+        block = _block(quantization, "mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj")
+        yield from _undivided("the shared expert's width", shared, ranks.tensor, block=block)
     if each and not ranks.keeps_experts_whole:
-        # `refine_fp8_moe_block_shape` (fused_moe/oracle/fp8.py), `MoeWNA16Method.create_weights`
-        grid = _grid(quantization, "mlp.experts.0.down_proj")
-        finest = math.gcd(
-            grid.piece, each // ranks.experts, number(text, "hidden_size") or grid.piece
-        )
-        piece = 1 if grid.piece > grid.finest <= finest else grid.piece
-        what = "the width of each expert"
-        for problem in _undivided(what, each, ranks.experts, grid=grid, piece=piece):
+        block = _block(quantization, "mlp.experts")
+        # `refine_fp8_moe_block_shape` (fused_moe/oracle/fp8.py)
+        finest = math.gcd(block, each // ranks.experts, number(text, "hidden_size") or block)
+        block = 1 if block > _FINEST_BLOCK <= finest else block
+        for problem in _undivided("the width of each expert", each, ranks.experts, block=block):
             yield problem._replace(is_of_experts=True)
 
 
-def _grid(quantization: Config, *modules: str) -> _Grid:
-    """What the quantization of these modules keeps whole; nothing if unknown or padded (MXFP4)."""
-    method = str(quantization.get("quant_method") or "").replace("_", "-")
-    if not method or any(_is_plain(quantization, module) for module in modules):
-        return _Grid()
-    if method == "fp8" and (block := _block(quantization.get("weight_block_size"))):
-        return _Grid("quantization blocks", block[1], _FINEST_BLOCK, block[0])
-    if method == "awq" and (group := number(quantization, "group_size")):
-        return _Grid("quantization groups", group, _FINEST_BLOCK)
-    groups = quantization.get("config_groups")
-    groups = [*groups.values()] if isinstance(groups, Mapping) else []
-    weights = (
-        groups[0].get("weights") if len(groups) == 1 and isinstance(groups[0], Mapping) else None
-    )
-    if method != "compressed-tensors" or not isinstance(weights, Mapping):
-        return _Grid()
-    if weights.get("strategy") == "block" and (block := _block(weights.get("block_structure"))):
-        return _Grid("quantization blocks", block[1], block[1], block[0])
-    is_int = (weights.get("strategy"), weights.get("type")) == ("group", "int")
-    if is_int and (group := number(weights, "group_size")):
-        return _Grid("quantization groups", group, group)
-    return _Grid()
-
-
-def _block(found: Any) -> tuple[int, int] | None:
-    is_block = (
-        isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
-    )
-    return (found[0], found[1]) if is_block else None
-
-
-def _is_plain(quantization: Config, module: str) -> bool:
-    """Whether the checkpoint lists this module of any layer as not quantized."""
-    names = [f"{root}.layers.0.{module}" for root in ("model", "model.language_model")]
-    lists = [
-        quantization.get(key) for key in ("ignore", "modules_to_not_convert", "ignored_layers")
-    ]
-    for entry in (str(entry) for found in lists if isinstance(found, list) for entry in found):
-        if entry.startswith("re:"):
-            with suppress(re.error):
-                if any(re.match(entry[3:], name) for name in names):
-                    return True
-            continue
-        part = re.sub(r"^.*?(?=layers\.)", "", re.sub(r"\d+", "0", entry)).strip("*.")
-        if part and any(f".{part}." in f".{name}." for name in names):
-            return True
-    return False
+def _block(quantization: Config, *modules: str) -> int:
+    """The columns of these modules that FP8 keeps together; 1 if none, or if that is not known."""
+    sizes = quantization.get("weight_block_size")
+    if quantization.get("quant_method") != "fp8" or not isinstance(sizes, list) or len(sizes) != 2:
+        return 1
+    for key in ("ignore", "modules_to_not_convert", "ignored_layers"):
+        left_out = quantization.get(key)
+        for entry in left_out if isinstance(left_out, list) else ():
+            part = re.sub(r"^.*layers\.\d+\.", "", str(entry))
+            is_plain = any(f"{module}.".startswith(f"{part}.") for module in modules)
+            if is_plain or part.startswith("re:"):
+                return 1
+    return sizes[1] if type(sizes[1]) is int and sizes[1] > 0 else 1

@@ -17,16 +17,6 @@ SOURCE = Path(__file__).parents[2] / "specserve" / "vllm" / "sharding.py"
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 MOE = {"num_experts": 64, "moe_intermediate_size": 512, "hidden_size": 2048}
 QWEN = {**MOE, "shared_expert_intermediate_size": 512, "num_attention_heads": 16, "head_dim": 256}
-MLA = {
-    "num_attention_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "v_head_dim": 128, "num_key_value_heads": 16,
-}  # fmt: skip
-INT4 = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {
-        "a": {"weights": {"strategy": "group", "type": "int", "num_bits": 4, "group_size": 128}}
-    },
-}
 
 
 def problems(text: Mapping[str, Any], *ranks: Any, **more: Any) -> list[str]:
@@ -59,17 +49,10 @@ def problems(text: Mapping[str, Any], *ranks: Any, **more: Any) -> list[str]:
         ({**QWEN, "moe_intermediate_size": 1024}, (8, 2, 1, True), BLOCKS, None),  # the shared expert is copied
         ({**MOE, "intermediate_size": 6000}, (8,), BLOCKS, None),  # no layer is dense
         ({**MOE, "intermediate_size": 6000, "first_k_dense_replace": 1}, (8,), BLOCKS, "the MLP's width"),
-        (MLA, (16,), BLOCKS, "the width of the queries"),
-        (MLA, (8,), BLOCKS, None),
-        ({"intermediate_size": 11008}, (8,), INT4, "is 1376 on each of 8 ranks, which cuts quantization groups"),
-        ({"intermediate_size": 11008}, (2,), INT4, None),
-        (MOE, (8,), INT4, "the width of each expert of 512 is 64"),
-        (MOE, (8,), {"quant_method": "awq", "group_size": 128}, None),  # groups of 64: `MoeWNA16Method`
         ({"intermediate_size": 2880}, (8,), {"quant_method": "mxfp4"}, None),  # padded
         ({"intermediate_size": 18432}, (32,), {**BLOCKS, "modules_to_not_convert": ["model.layers.3.mlp"]}, None),
         (QWEN, (8,), {**BLOCKS, "modules_to_not_convert": ["model.layers.0.mlp.shared_expert_gate"]}, "shared"),
         (QWEN, (8,), {**BLOCKS, "ignored_layers": ["re:.*shared_expert\\..*"]}, None),
-        (QWEN, (8,), {**BLOCKS, "ignored_layers": ["re:.*mlp.gate$", "re:["]}, "shared"),
     ],
 )  # fmt: skip
 def test_what_vllm_cannot_divide_is_named(

@@ -9,7 +9,7 @@ from specserve.checks.rules.heads import HEADS
 from specserve.models.config import text_config
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHES_BLOCK_HEADS, at
 from specserve.vllm.limits import only_sizes_cache
-from specserve.vllm.speculation import BLOCK_DRAFTS
+from specserve.vllm.speculation import METHODS
 
 _LIMIT = {"target.max_model_len": "asked for here"}
 
@@ -59,7 +59,7 @@ def short_trained_head(variant: Variant) -> Violations:
     more: dict[str, Any] = {"related": _LIMIT}
     text = f"the head was made for {own} tokens; the server takes {limit}"
     help_ = "watch the acceptance rate by context length, or lower `max_model_len`"
-    if variant.method in BLOCK_DRAFTS and ends:  # it gets positions that it has not
+    if METHODS[variant.method].in_one_pass and ends:  # it gets positions that it has not
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"
         help_ = f"write `max_model_len: {own}` under `target`"
         more |= {"versions": ends, "severity": ERROR}

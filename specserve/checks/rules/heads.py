@@ -17,7 +17,7 @@ from specserve.models.config import (
 )
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
-from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
+from specserve.vllm.speculation import METHODS, retyped
 
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
@@ -188,7 +188,7 @@ def block_overrun(variant: Variant) -> Violations:
         config = variant.ctx.target_config or {}
         config = text_config(config) if model_type(config) in _STAGED else {}
     block = whole(config, "block_size", "dspark_block_size")
-    if variant.method not in BLOCK_DRAFTS or block is None or not variant.k:
+    if not METHODS[variant.method].in_one_pass or block is None or not variant.k:
         return
     # whether the first place of a block is drafted too
     inner = section(config, "dflash_config").get("sample_from_anchor")
