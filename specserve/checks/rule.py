@@ -139,12 +139,8 @@ class Context:
                 yield variant.at("model"), variant.config
 
     def length(self, config: Config | None) -> Length | None:
-        """The context that the newest target version derives from a config.json."""
-        return (
-            None
-            if config is None
-            else context_length(text_config(config), self.target_versions[-1])
-        )
+        """The context that vLLM derives from a config.json."""
+        return None if config is None else context_length(text_config(config))
 
     @cached_property
     def argument_problems(self) -> dict[str, list[ArgumentProblem]]:

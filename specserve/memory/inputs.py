@@ -92,9 +92,9 @@ def memory_inputs(
     engine, asked, is_cpu = profile.engine, profile.target, machine.is_cpu
     keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
     length = asked.max_model_len
-    length = _length(target, version) if length is None or length == -1 else length
+    length = _length(target) if length is None or length == -1 else length
     if draft and method == "draft_model" and at(SHORTENS_TARGET, version):
-        length = min(length, _whole(keys.get("max_model_len")) or _length(draft, version))
+        length = min(length, _whole(keys.get("max_model_len")) or _length(draft))
     tokens, seqs = _batch(profile, machine, version, length=length)
     fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), _share(engine)
     if fixed is None and is_cpu and share is None:
@@ -134,9 +134,9 @@ def memory_inputs(
     )
 
 
-def _length(facts: ModelFacts, version: str) -> int:
+def _length(facts: ModelFacts) -> int:
     """The context that vLLM derives, or assumes if config.json does not say it."""
-    known = context_length(text_config(facts.config), version)
+    known = context_length(text_config(facts.config))
     return known.default if known else ASSUMED
 
 

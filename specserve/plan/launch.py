@@ -12,7 +12,7 @@ from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
 from specserve.profile.schema import Profile, Target, fingerprint, keys_of, world_size
-from specserve.vllm.arguments import Argument, VllmTable, passed
+from specserve.vllm.arguments import Argument, VllmTable, keyword_value, tokens
 from specserve.vllm.versions import Vllm, vllm_for
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def launch(
     origins = [Origin("model", profile.target.model, profile.spans.get("target.model"))]
     added = []
     for item in _items(profile, table, port=port):
-        words, keyword = passed(item.argument, item.value)
+        words = tokens(item.argument, item.value)
+        keyword = keyword_value(item.argument, item.value)
         argv += words
         if words:
             flag, _, rest = words[0].partition("=")

@@ -122,11 +122,9 @@ def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> An
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item, scalar) for key, item in value.items()}
-    return (
-        [jsonable(item, scalar) for item in value]
-        if isinstance(value, (list, tuple))
-        else scalar(value)
-    )
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item, scalar) for item in value]
+    return scalar(value)
 
 
 def canonical(value: Any) -> Any:
@@ -164,18 +162,8 @@ def python_value(argument: Argument, value: Any) -> Any:
     if argument.kind == "int" and isinstance(value, str):
         number = -1 if argument.human_int and value == "auto" else human_int(value)
         return value if number is None else number
-    if (
-        argument.kind == "list"
-        and isinstance(value, (str, int, float))
-        and not _is_none(argument, value)
-    ):
-        return [value]
-    return jsonable(value)
-
-
-def passed(argument: Argument, value: Any) -> tuple[list[str], Any]:
-    """How an argument is passed: its words on the command line, and its keyword of `vllm.LLM`."""
-    return tokens(argument, value), keyword_value(argument, value)
+    is_one = argument.kind == "list" and isinstance(value, (str, int, float))
+    return [value] if is_one and not _is_none(argument, value) else jsonable(value)
 
 
 def keyword_value(argument: Argument, value: Any) -> Any:
@@ -203,13 +191,11 @@ def tokens(argument: Argument, value: Any) -> list[str]:
         if form == "many" and len(words) != 1:
             return [flag, *words]
         words = [",".join(words)] if form == "comma" else words
-        return [token for word in words for token in _pair(flag, word)]
-    return _pair(flag, json.dumps(value) if form == "json" else _word(value))
-
-
-def _pair(flag: str, word: str) -> list[str]:
+    else:
+        words = [json.dumps(value) if form == "json" else _word(value)]
     # a token that starts with a dash would be taken for another option
-    return [f"{flag}={word}"] if word.startswith("-") else [flag, word]
+    pairs = ([f"{flag}={word}"] if word.startswith("-") else [flag, word] for word in words)
+    return [token for pair in pairs for token in pair]
 
 
 def _word(value: Any) -> str:
@@ -237,7 +223,6 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
 }
 """The kinds of arguments: what a person calls them, and the types that may become them."""
 _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is not an option
 
 
 def value_problems(
@@ -260,7 +245,8 @@ def value_problems(
     if wrong_bool or not isinstance(value, wanted):
         found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         message = f"`{name}` must be {word}; found {quoted(found)}"
-        help = "write it without quotes" if _fits_bare(value, wanted) else None
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+|true|false", value):
+            help = "write it without quotes"
     elif (
         argument.choices
         and isinstance(value, (str, int))
@@ -268,51 +254,27 @@ def value_problems(
     ):
         message = f"`{name}` cannot be {quoted(str(value))}"
         help = _meant(str(value), [str(choice) for choice in argument.choices], "one of")
-    elif argument.known and isinstance(value, str) and not _is_known(argument, value):
+    elif (
+        argument.known
+        and isinstance(value, str)
+        and value not in (*argument.known, "", "auto")
+        and not (argument.name == "quantization" and value in _OF_CHECKPOINTS)
+    ):
         message = f"{quoted(value)} is not a `{name}` of vLLM's own; only a plug-in can add it"
         help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
     elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
         message = f"`{name}` must be {broken}; found {quoted(str(value))}"
-    elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
-        message, help = _unspeakable(name, argument, value)
+    elif argument.form == "many" and isinstance(value, list) and len(value) > 1:
+        if dashed := next((word for word in map(_word, value) if word.startswith("-")), None):
+            message = f"vLLM would read {quoted(dashed)} in `{name}` as a command-line option"
     if message:
         yield ArgumentProblem(path, message, help, kind)
     if argument.keys and isinstance(value, Mapping):
         yield from _key_problems(path, argument, value, version, "")
 
 
-def _fits_bare(value: Any, wanted: Any) -> bool:
-    """Whether a text would be of the wanted type without its quotes."""
-    try:
-        return isinstance(value, str) and isinstance(json.loads(value), wanted)
-    except ValueError:
-        return False
-
-
-def _unspeakable(name: str, argument: Argument, value: list[Any]) -> tuple[str, str | None]:
-    """Why no command line can say a list, and the way out; empty if one can."""
-    words = [_word(item) for item in value]
-    dashed = [word for word in words if word.startswith("-") and not _NEGATIVE.fullmatch(word)]
-    if not words and argument.form == "many":
-        text = f"`{name}` is an empty list, which vLLM's command line cannot express"
-        return text, "leave it out, or write null, for vLLM's default"
-    if dashed and argument.form == "many" and len(words) > 1:
-        return f"vLLM would read {quoted(dashed[0])} in `{name}` as a command-line option", None
-    return "", None
-
-
-_OF_CHECKPOINTS = frozenset({"auto-round", "auto_round", "fp4", "nvfp4", "marlin"})
-"""Other words for a quantization, which the checkpoint overrides.
-
-Source: `override_quantization_method` in inc/inc.py, modelopt.py and auto_gptq.py of
-vllm/model_executor/layers/quantization.
-"""
-
-
-def _is_known(argument: Argument, value: str) -> bool:
-    """Whether vLLM has this value without a plug-in."""
-    other = _OF_CHECKPOINTS if argument.name == "quantization" else ()
-    return value in (*argument.known, "", "auto", *other)
+_OF_CHECKPOINTS = ("auto-round", "auto_round", "fp4", "nvfp4", "marlin")
+"""Other words for a quantization, which the checkpoint overrides (model_executor/layers)."""
 
 
 def _is_chosen(value: str | int, choices: Sequence[Scalar]) -> bool:

@@ -71,8 +71,8 @@ class Length:
     """Where config.json says it."""
 
 
-def context_length(config: Mapping[str, Any], version: str) -> Length | None:
-    """The context that a version derives from the language part of a config.json; None: unsaid.
+def context_length(config: Mapping[str, Any]) -> Length | None:
+    """The context that vLLM derives from the language part of a config.json; None: unsaid.
 
     Source: vllm/config/model.py, `_get_and_verify_max_len`.
     """
@@ -86,15 +86,15 @@ def context_length(config: Mapping[str, Any], version: str) -> Length | None:
     )
     derived, own = float(found[key]), found.get("model_max_length", 0)
     if "gemma3" not in str(config.get("model_type")):
-        derived = _stretched(config, derived, version)
+        derived = _stretched(config, derived)
     default = int(derived)
     if any(rope_type(rope) == "longrope" for rope in ropes(config)):
         default = _length(config, "original_max_position_embeddings") or default
     return Length(max(int(derived), own), default, key)
 
 
-def _stretched(config: Mapping[str, Any], length: float, version: str) -> float:
-    """The length times the factor of the rotary positions, if this version multiplies by it."""
+def _stretched(config: Mapping[str, Any], length: float) -> float:
+    """The length times the factor of the rotary positions, where vLLM multiplies by it."""
     factor = 1.0
     for rope in ropes(config):
         kind = rope_type(rope)

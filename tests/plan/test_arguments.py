@@ -89,7 +89,6 @@ def test_no_text_becomes_an_option_of_its_own(text: str) -> None:
         ("engine: {enforce_eager: 1}", "must be true or false; found `1`", None),
         ("engine: {hf_overrides: [1]}", "must be a mapping; found `[1]`", None),
         ("engine: {convert: embbed}", "`convert` cannot be `embbed`", "did you mean `embed`?"),
-        ("engine: {cudagraph_capture_sizes: []}", "is an empty list", "null"),
         ("frontend: {lora_modules: [a=b, --x]}", "would read `--x`", None),
     ],
 )  # fmt: skip

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from specserve.vllm.limits import context_length
-from specserve.vllm.versions import known_versions
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-@pytest.mark.parametrize("version", known_versions())
 @pytest.mark.parametrize(
     ("config", "most", "default"),
     [
@@ -39,15 +37,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
     ],
 )
-def test_the_context_is_what_vllm_derives(
-    config: dict[str, Any], most: int, default: int, version: str
-) -> None:
-    length = context_length({"max_position_embeddings": 4096, **config}, version)
+def test_the_context_is_what_vllm_derives(config: dict[str, Any], most: int, default: int) -> None:
+    length = context_length({"max_position_embeddings": 4096, **config})
     assert length is not None and (length.most, length.default) == (most, default)
 
 
 def test_yarn_is_in_the_context_already() -> None:
-    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN}, "0.33.0")
+    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN})
     assert length is not None and (length.most, length.default) == (32768, 32768)
 
 
@@ -55,4 +51,4 @@ def test_yarn_is_in_the_context_already() -> None:
     "config", [{}, {"max_position_embeddings": "4096"}, {"max_position_embeddings": None}]
 )
 def test_a_context_that_is_not_told_is_not_known(config: dict[str, Any]) -> None:
-    assert context_length(config, "0.33") is None
+    assert context_length(config) is None
