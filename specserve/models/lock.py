@@ -84,11 +84,8 @@ def _facts(entry: Mapping[str, Any]) -> ModelFacts:
         raise ValueError(f"the commit of `{entry['model']}` is not 40 hexadecimal digits")
     tensors: dict[str, Tensor] | None = None
     if packed is not None:
-        lines = zlib.decompress(base64.b64decode(packed)).decode("utf-8", "surrogatepass")
-        tensors = {}
-        for line in lines.split("\0") if lines else ():
-            dtype, shape, name = line.split(" ", 2)
-            tensors[name] = Tensor(dtype, tuple(map(int, shape.split("x"))) if shape else ())
+        listed = json.loads(zlib.decompress(base64.b64decode(packed)))
+        tensors = {name: Tensor(dtype, tuple(shape)) for name, (dtype, shape) in listed.items()}
     files = {
         name: ModelFile(file.get("size"), file.get("sha256"))
         for name, file in entry["files"].items()
@@ -109,11 +106,8 @@ def _facts(entry: Mapping[str, Any]) -> ModelFacts:
 
 def _entry(facts: ModelFacts) -> dict[str, Any]:
     """The facts in JSON's types, the same for the same model on every machine."""
-    lines = [
-        f"{tensor.dtype} {'x'.join(map(str, tensor.shape))} {name}"
-        for name, tensor in sorted((facts.tensors or {}).items())
-    ]
-    packed = base64.b64encode(zlib.compress("\0".join(lines).encode("utf-8", "surrogatepass"), 9))
+    tensors = {name: [each.dtype, each.shape] for name, each in (facts.tensors or {}).items()}
+    packed = base64.b64encode(zlib.compress(json.dumps(tensors, sort_keys=True).encode(), 9))
     files: dict[str, dict[str, Any]] = {}
     for name, file in facts.files.items():
         values = {"size": file.size_bytes, "sha256": file.sha256}

@@ -107,7 +107,7 @@ def test_what_is_no_lock_is_a_clear_error(tmp_path: Path, content: bytes, words:
 def test_tensors_come_back_whatever_their_names_are(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor]
 ) -> None:
-    facts = replace(HUB, tensors={name.replace("\0", ""): each for name, each in tensors.items()})
+    facts = replace(HUB, tensors=tensors)
     file = tmp_path_factory.mktemp("lock") / "p.lock.json"
     file.write_text(text(facts))
     found = read_lock(file)
