@@ -85,16 +85,6 @@ def integer(
     return default
 
 
-def names(config: Mapping[str, Any], key: str) -> list[str]:
-    """A list of names; empty without one. Raises FactError for another value."""
-    value = config.get(key)
-    if value is not None and not (
-        isinstance(value, list) and all(isinstance(name, str) for name in value)
-    ):
-        raise FactError(f"`{key}` in config.json is not a list of names")
-    return value or []
-
-
 _COUNTS = (
     "num_mtp_modules",
     "num_nextn_predict_layers",

@@ -118,7 +118,7 @@ def kinship(target: str, model: str) -> Kinship | None:
         is_related = tokens.name == its_tokens.name
     sizes, its_sizes = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
     is_resized = not (sizes <= its_sizes or its_sizes <= sizes)
-    return "near" if is_related and (not is_resized or not sizes or not its_sizes) else "other"
+    return "near" if is_related and not is_resized else "other"
 
 
 def _family(model: str) -> tuple[str, str]:

@@ -80,19 +80,18 @@ def published(model: str) -> ModelFacts | None:
 
     It has no files, no tensors and no commit: nobody has read these here.
     """
-    entry = _published().get(model)
-    if entry is None:
-        return None
-    return ModelFacts(model, "published", entry["config"], is_whole=entry.get("is_whole", False))
+    if entry := _published().get(model):
+        is_whole = entry.get("is_whole", False)
+        return ModelFacts(model, "published", entry["config"], is_whole=is_whole)
+    return None
 
 
 @lru_cache
-def _published() -> dict[str, Mapping[str, Any]]:
-    models: dict[str, Mapping[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
+def _published() -> dict[str, dict[str, Any]]:
+    models: dict[str, dict[str, Any]] = json.loads(_FILE.read_bytes())["models"]
     return models
 
 
 def published_weights(model: str, part: Literal["weights", "mtp"]) -> Mapping[str, float] | None:
     """Bytes of a published model or its prediction layers, by how they are divided, if known."""
-    weights: Mapping[str, float] | None = _published().get(model, {}).get(part)
-    return weights
+    return _published().get(model, {}).get(part)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specserve.errors import FactError
-from specserve.models.config import integer, names, quantization_of, text_config
+from specserve.models.config import integer, quantization_of, text_config
 from specserve.models.facts import ModelFacts
 
 _TYPES = json.loads(Path(__file__).with_name("kinds.json").read_text(encoding="utf-8"))
@@ -100,8 +100,9 @@ def layers_of(config: Mapping[str, Any], serving: Serving) -> Counter[Layer]:
 
 def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
     """For each layer: `full`, `window`, `state` or `none`."""
+    listed = text.get("layers_block_type") or text.get("layer_types")
     types = list(str(text.get("hybrid_override_pattern") or ""))
-    types = types or names(text, "layers_block_type") or names(text, "layer_types")
+    types = types or (list(map(str, listed)) if isinstance(listed, list) else [])
     if types and len(types) < count:
         raise FactError(f"config.json gives the kinds of only {len(types)} of {count} layers")
     is_windowed = text.get("use_sliding_window", not kind.startswith("qwen"))

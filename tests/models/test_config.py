@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.errors import FactError
-from specserve.models.config import integer, names, prediction_layers, quantization_of, text_config
+from specserve.models.config import integer, prediction_layers, quantization_of, text_config
 from specserve.models.facts import published
 
 FP8 = {"quant_method": "fp8"}
@@ -48,13 +48,6 @@ def test_a_whole_number_is_that_of_the_first_key() -> None:
     assert integer({"a": 0}, "a", least=0) == 0
     with pytest.raises(FactError, match="`a` is missing"):
         integer({}, "a", "b")
-
-
-def test_a_list_of_names_holds_names() -> None:
-    assert names({"layer_types": ["a"]}, "layer_types") == ["a"] and names({}, "layer_types") == []
-    for value in ("a", [1], {"a": 1}):
-        with pytest.raises(FactError, match="`layer_types`"):
-            names({"layer_types": value}, "layer_types")
 
 
 @pytest.mark.parametrize(
