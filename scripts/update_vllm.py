@@ -37,7 +37,7 @@ FILLED = {"tensor_parallel_size"}
 """Keys of `speculative_config` that vLLM refuses from a user."""
 SECTIONS = {
     "arguments": ("engine", "frontend", "speculation", "methods", "env"),
-    "models": ("classes", "removed", "quantizations", "mtp", "speculators"),
+    "models": ("classes", "removed", "mtp", "speculators"),
 }
 DEFAULTS = {"form": "value", "negatable": False, "human_int": False, "nullable": False, "deprecated": None}
 """What an argument is where a table does not say it; empty lists are left out too."""
@@ -163,7 +163,7 @@ def to_judge(package: Path, version: str, said: Mapping[str, Any]) -> Iterator[s
         if quote.is_for(version) and not quote.is_in(package):
             yield f"{quote.by}: `{quote.text}` is gone from {quote.file}"
     if keys := set(said["speculation"]) - EVERY_KEY.keys() - FILLED:
-        yield f"METHODS in specserve/vllm/speculation.py has no {', '.join(sorted(keys))}"
+        yield f"specserve/vllm/speculation.json has no {', '.join(sorted(keys))}"
     before = [each for each in known_versions() if minor(each) < minor(version)]
     if before:
         old, both = known("arguments")[before[-1]], ("engine", "frontend")

@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 import textwrap
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,7 @@ OVER_STAGES = "supports_aux_hidden_states_over_pp"
 
 
 def models() -> dict[str, Any]:
-    """The model classes with what they support, quantizations, and what drafts."""
-    from vllm.model_executor.layers.quantization import QuantizationMethods
+    """The model classes with what they support, and what drafts."""
     from vllm.model_executor.models import registry
     from vllm.transformers_utils.configs.speculators.algos import SUPPORTED_SPECULATORS_TYPES
 
@@ -56,7 +54,6 @@ def models() -> dict[str, Any]:
     return {
         "classes": classes,
         "removed": {name: {"last": last} for name, last in removed.items() if name not in classes},
-        "quantizations": list(typing.get_args(QuantizationMethods)),
         "mtp": sorted(set(mtp())),
         "speculators": sorted(SUPPORTED_SPECULATORS_TYPES),
         "transformers": sorted({n for n in transformers_names() if n in removed or n.endswith(SERVING)}),

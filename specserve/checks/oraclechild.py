@@ -177,7 +177,7 @@ def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTa
             if said is None:
                 ((_, answer),) = answers([*command, *gpu], [{"accepted": True}])
                 said = answer["accepted"]
-            read = table_of(said, version=found.version, distribution=found.distribution)
+            read = table_of(said, version=found.version)
             if kept is None:
                 keep_answer(file, said)
             return read

@@ -66,7 +66,6 @@ class VllmTable:
     env: frozenset[str]
     inverse_flags: bool = False
     """`--disable-x` is the opposite of `--enable-x`, and the other way round (0.33)."""
-    distribution: str = "vllm"
     exact: bool = True
     """False where there is no table for the vLLM asked for, and this is the nearest."""
 
@@ -87,9 +86,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def table_of(
-    data: Mapping[str, Any], *, version: str, distribution: str = "vllm", is_exact: bool = True
-) -> VllmTable:
+def table_of(data: Mapping[str, Any], *, version: str, is_exact: bool = True) -> VllmTable:
     """The table of these sections, as the shipped tables and a vLLM that is asked have them.
 
     Raises ValueError, KeyError, TypeError or AttributeError for data of another form.
@@ -111,7 +108,6 @@ def table_of(
         methods=tuple(sorted(data["methods"])),
         env=frozenset(data["env"]),
         inverse_flags=bool(data["inverse_flags"]),
-        distribution=distribution,
         exact=is_exact,
     )
 

@@ -1,4 +1,4 @@
-"""Which model classes, quantizations and multi-token heads each known vLLM has."""
+"""Which model classes and multi-token heads each known vLLM has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Registry:
     """By the name that `architectures` of config.json has."""
     removed: Mapping[str, str]
     """Names of former versions: the last version, or the plug-in that has it now."""
-    quantizations: tuple[str, ...]
     mtp: frozenset[str]
     """Model types and architectures that `method: mtp` takes; each stands as vLLM compares it."""
     speculators: frozenset[str]
@@ -78,7 +77,6 @@ def registry(minor: str) -> Registry:
     return Registry(
         classes=classes,
         removed={name: item["last"] for name, item in items(data["removed"], minor).items()},
-        quantizations=tuple(items(data["quantizations"], minor)),
         mtp=frozenset(items(data["mtp"], minor)),
         speculators=frozenset(items(data["speculators"], minor)),
     )
