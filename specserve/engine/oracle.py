@@ -49,6 +49,7 @@ _ASKED_OF_EACH = (
     "vllm.model_executor.models.llama_eagle3",
     "vllm.v1.attention.backends.flash_attn",
     "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.core.single_type_kv_cache_manager",
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.spec_decode.draft_model",
     "vllm.v1.worker.gpu.model_runner",
