@@ -120,13 +120,6 @@ def test_a_row_says_where_it_is_known_from(row: Feature) -> None:
     assert row.severity in {"error", "warning", "info"} and row.text[-1] != "."
 
 
-def test_a_profile_without_a_range_is_told_of_older_versions_by_an_info(profile: Load) -> None:
-    row = next(row for row in features() if "#40589" in row.source)
-    (finding,) = found(profile, row, "mtp", None)
-    assert finding.severity is Severity.INFO and finding.message.startswith("with vLLM 0.19 to 0.24: ")
-    assert finding.help == f'write `vllm: ">={judged_versions(None)[0]}"` to exclude these'
-
-
 def test_a_range_that_holds_more_versions_is_told_in_which_it_is_so(profile: Load) -> None:
     engine = "{enable_expert_parallel: true, data_parallel_size: 2}"
     text = f"target: {{model: org/m}}\nspeculation: {{method: dspark, model: org/d}}\nengine: {engine}"

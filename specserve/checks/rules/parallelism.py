@@ -8,7 +8,6 @@ from typing import Any
 from specserve.checks.config import head_config
 from specserve.checks.rule import (
     ERROR,
-    INFO,
     WARNING,
     Context,
     Variant,
@@ -19,7 +18,7 @@ from specserve.checks.rule import (
 )
 from specserve.diagnostics import Severity
 from specserve.models.config import Config, model_type, section, text_config
-from specserve.vllm.features import Feature, features, minors_before
+from specserve.vllm.features import features, minors_before
 from specserve.vllm.sharding import Problem, Ranks, has_experts, next_sizes, problems
 from specserve.vllm.versions import known_versions
 
@@ -95,43 +94,27 @@ def _sizes(ctx: Context, configs: list[Config], ranks: Ranks) -> list[str]:
 @variant_rule("SD140", WARNING)
 def failing_combination(variant: Variant) -> Violations:
     """vLLM starts with this combination, and then fails, hangs or does something else."""
-    ctx, newest = variant.ctx, known_versions()[-1]
-    value, judged, past = _values(variant), _minors(ctx), list[Violation]()
-    is_found = False
+    value, judged = _values(variant), _minors(variant.ctx)
     for row in features():
-        if not row.applies(variant.method, value):
-            continue
-        failing = row.minors(newest)
+        failing = row.minors(known_versions()[-1]) if row.applies(variant.method, value) else []
         if found := [version for version in judged if version in failing]:
-            some = f"this applies to vLLM {_span(found)}" if len(found) < len(judged) else ""
-            yield _hit(variant, row, row.text, Severity(row.severity), note=some)
-            is_found = True
-        elif ctx.profile.vllm is None and "#" in row.source and failing:
-            first = next(version for version in judged if version not in failing)
-            text = f"with vLLM {_span(failing)}: {row.text}"
-            help_ = f'write `vllm: ">={first}"` to exclude these'
-            past.append(_hit(variant, row, text, INFO, note="", help_=help_))
-    yield from past[: not is_found]
+            names = [_PLACES.get(name, name.replace("block", variant.path)) for name in row.when]
+            notes = (f"see {row.source}",)
+            if len(found) < len(judged):
+                notes = (f"this applies to vLLM {_span(found)}", *notes)
+            yield variant.violation(
+                row.place,
+                row.text,
+                related={
+                    each: "together with this" for each in names if not each.endswith(row.place)
+                },
+                notes=notes,
+                help=row.help,
+                severity=Severity(row.severity),
+            )
 
 
-def _hit(
-    variant: Variant,
-    row: Feature,
-    text: str,
-    severity: Severity,
-    *,
-    note: str,
-    help_: str | None = None,
-) -> Violation:
-    names = [_PLACES.get(name, name.replace("block.", f"{variant.path}.")) for name in row.when]
-    related = {name: "together with this" for name in names if name != variant.at(row.place)}
-    notes = tuple(filter(None, (note, f"see {row.source}")))
-    return variant.violation(
-        row.place, text, related=related, notes=notes, help=help_ or row.help, severity=severity
-    )
-
-
-def _span(versions: list[str] | tuple[str, ...]) -> str:
+def _span(versions: list[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
 
 
