@@ -99,16 +99,13 @@ def failing_combination(variant: Variant) -> Violations:
         failing = row.minors(known_versions()[-1]) if row.applies(variant.method, value) else []
         if found := [version for version in judged if version in failing]:
             names = [_PLACES.get(name, name.replace("block", variant.path)) for name in row.when]
-            notes = (f"see {row.source}",)
-            if len(found) < len(judged):
-                notes = (f"this applies to vLLM {_span(found)}", *notes)
+            others = [name for name in names if not name.endswith(row.place)]
+            some = [f"this applies to vLLM {_span(found)}"] * (len(found) < len(judged))
             yield variant.violation(
                 row.place,
                 row.text,
-                related={
-                    each: "together with this" for each in names if not each.endswith(row.place)
-                },
-                notes=notes,
+                related=dict.fromkeys(others, "together with this"),
+                notes=(*some, f"see {row.source}"),
                 help=row.help,
                 severity=Severity(row.severity),
             )
