@@ -314,13 +314,15 @@ def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, 
         blocks["target"] = None
     found = {}
     for path, block in blocks.items():
-        draft = shapes.get(path) if block else None
-        try:
-            found[path] = _estimate(context, path, block, shapes["target"], draft)
-        except FactError:
-            if draft is None:
-                raise
-            found[path] = _estimate(context, path, block, shapes["target"], None)
+        drafts = [shapes[path], None] if block and path in shapes else [None]
+        for draft in drafts:  # one of unknown size is left out, and named
+            try:
+                inputs = memory_inputs_of(context, block, shapes["target"], draft)
+                found[path] = _estimate(inputs, context, path if block else "")
+                break
+            except FactError:
+                if draft is None:
+                    raise
     return found
 
 
@@ -341,18 +343,11 @@ def memory_inputs_of(
     )
 
 
-def _estimate(
-    context: Context,
-    path: str,
-    block: Speculation | None,
-    target: ModelFacts,
-    draft: ModelFacts | None,
-) -> MemoryEstimate:
-    """The memory of one way to speculate: by vLLM if it planned the launch, else about."""
+def _estimate(inputs: MemoryInputs, context: Context, path: str) -> MemoryEstimate:
+    """The memory by vLLM if it planned the launch of this path, else about."""
     from specserve.memory.estimate import by_vllm, estimate
 
-    inputs, place = memory_inputs_of(context, block, target, draft), path if block else ""
-    asked = next((each for each in context.vllm if each.path == place), None)
+    asked = next((each for each in context.vllm if each.path == path), None)
     if asked and asked.build and inputs.unknown_draft is None:
         alone = asked.without.build if asked.without else None
         with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from specserve.checks.rule import Context, Need, Rule, Violation
+from specserve.checks.rule import Context, Rule, Violation
 from specserve.checks.rules import all_rules, static_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.load import examine, examine_partial
@@ -84,21 +84,14 @@ def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str
 
 
 def run_rules_on_profile(
-    profile: Profile,
-    *,
-    problems: Iterable[Finding] = (),
-    here: bool = False,
-    needs: Collection[Need] | None = None,
+    profile: Profile, *, problems: Iterable[Finding] = (), here: bool = False
 ) -> RuleRun:
-    """What the rules find that look at no model.
-
-    `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
-    """
-    return run_rules(context_of(profile, here=here), problems=problems, needs=needs)
+    """What the rules find that look at no model. `here`: judged for the installed vLLM."""
+    return run_rules(context_of(profile, here=here), problems=problems)
 
 
 def context_of(profile: Profile, *, here: bool = False) -> Context:
-    """What a rule may look at without models. `here`: the installed vLLM is judged as well."""
+    """What a rule may look at without models. `here`: judged for the installed vLLM."""
     try:
         versions: Any = judged_versions(profile.vllm, here=here)
     except UnreadableValue:
@@ -106,18 +99,15 @@ def context_of(profile: Profile, *, here: bool = False) -> Context:
     return Context(profile, versions)
 
 
-def run_rules(
-    context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
-) -> RuleRun:
+def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
     """What the rules find that have what they need. `problems`: findings of the file itself."""
-    found, stopped, ran = list[Finding](), list[str](), rules_for(context, needs=needs)
+    found, stopped, ran = list[Finding](), list[str](), rules_for(context)
     unsure = {rule.code for rule in ran if rule.in_lint and context.target is None}
     for rule in ran:
         try:
             found.extend(_finding(rule, each, context) for each in rule.check(context))
         except UnreadableValue:
             stopped.append(rule.code)
-    problems = list(problems)
     found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]
@@ -126,19 +116,15 @@ def run_rules(
     return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
 
 
-def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
-    """The rules that have what they need, or those of them that look at `needs`."""
+def rules_for(context: Context) -> tuple[Rule, ...]:
+    """The rules that have what they need."""
     there = {
+        "nothing": True,
         "models": context.target is not None,
         "hardware": context.machine is not None,
         "vllm": bool(context.vllm),
     }
-    rules = all_rules() if any(there.values()) else static_rules()
-    return tuple(
-        rule
-        for rule in rules
-        if (rule.in_lint or there.get(rule.needs, True)) and (needs is None or rule.needs in needs)
-    )
+    return tuple(rule for rule in all_rules() if rule.in_lint or there[rule.needs])
 
 
 def can_be_passed(findings: Iterable[Finding]) -> bool:
@@ -152,18 +138,13 @@ def can_be_passed(findings: Iterable[Finding]) -> bool:
 def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
     """A violation with the rule's code and severity, and the versions that it holds for."""
     profile, severity, notes = context.profile, found.severity or rule.severity, found.notes
-    if found.versions:
-        known = context.target_versions
-        if len(found.versions) < len(known):
-            words = (
-                "the profile's range allows"
-                if profile.vllm
-                else "the profile names no range; judged for"
-            )
-            which = ", ".join(found.versions)
-            if not profile.vllm and known[-1] not in found.versions and severity is Severity.ERROR:
-                severity = Severity.WARNING
-            notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
+    known = context.target_versions if found.versions else ()
+    if found.versions and len(found.versions) < len(known):
+        if not profile.vllm and known[-1] not in found.versions and severity is Severity.ERROR:
+            severity = Severity.WARNING
+        words = "the profile's range allows" if profile.vllm else "judged for"
+        which = ", ".join(found.versions)
+        notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
     places = ((path, label) for path, label in found.related.items() if path in profile.spans)
     return Finding(
         rule.code,
@@ -181,15 +162,17 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
     """Without what vLLM says about a value of which a rule says as much, with a way out."""
-    by_vllm = [
-        each for each in findings if each.code.startswith(_BY_VLLM) and each.code != _REFUSED
-    ]
     worst: dict[Span, int] = {}
-    for finding in findings if by_vllm else ():
-        if finding not in by_vllm:
+    for finding in findings:
+        if not finding.code.startswith(_BY_VLLM):
             worst[finding.span] = min(worst.get(finding.span, 9), _ORDER[finding.severity])
-    repeats = [item for item in by_vllm if worst.get(item.span, 9) <= _ORDER[item.severity]]
-    return [finding for finding in findings if finding not in repeats]
+    return [
+        finding
+        for finding in findings
+        if not finding.code.startswith(_BY_VLLM)
+        or finding.code == _REFUSED
+        or worst.get(finding.span, 9) > _ORDER[finding.severity]
+    ]
 
 
 def _in_command(finding: Finding) -> Finding:
@@ -223,15 +206,13 @@ def _suppressed(
             kept.append(finding)
     hidden = len(findings) - len(kept)
     idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own.keys() - used else set()
-    kept += [
-        _unused(key[2], span) for key, span in own.items() if key not in used and key[2] not in idle
-    ]
+    for key, span in own.items():
+        if key not in used and key[2] not in idle:
+            text, known = f"this comment hides no finding {key[2]}", UNUSED_IGNORE
+            kept.append(
+                Finding(known.code, known.name, known.severity, text, span, help="remove it")
+            )
     return kept, hidden
-
-
-def _unused(code: str, span: Span) -> Finding:
-    text, known = f"this comment hides no finding {code}", UNUSED_IGNORE
-    return Finding(known.code, known.name, known.severity, text, span, help="remove it")
 
 
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
@@ -244,9 +225,7 @@ def _comments(file: str) -> dict[tuple[str, int, str], Span]:
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for comment in _COMMENT.finditer(line):
-            for match in re.finditer(r"[^,]+", comment[1]):
-                code, column = match[0].strip(), comment.start(1) + match.start() + 1
-                column += len(match[0]) - len(match[0].lstrip())
-                span = Span(file, number, column, number, column + max(1, len(code)))
-                found[(file, number, code)] = span
+            for match in re.finditer(r"[A-Z0-9]+", comment[1]):
+                first, last = (comment.start(1) + at + 1 for at in match.span())
+                found[(file, number, match[0])] = Span(file, number, first, number, last)
     return found
