@@ -4,8 +4,9 @@ In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"
 "model", "endpoint": "completions" | "chat/completions", "concurrency": n, "extra_body": {…},
 "api_key_env": NAME | null, "ssl_verify": bool, "requests": [{"id", "prompt" | "messages",
 "max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once, then for each pass a
-`request` as each is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output
-goes to stderr. A key comes from the variable that the pass names, and from nowhere else.
+`request` as each is answered and a `pass` at its end; or `failed`, with the pass if it alone
+failed. vLLM's own output goes to stderr. A key comes from the variable that the pass names, and
+from nowhere else.
 
 Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and
 lib.endpoint_request_func), so that figures compare with those of `vllm bench serve`; what its
@@ -18,14 +19,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-from specserve.engine.jsonlines import JsonLines, error_text
+from specserve.engine.jsonlines import JsonLines, error_text, run_child
 
 _NAME = "specserve"
 _SENDERS = {"completions": "openai", "chat/completions": "openai-chat"}
@@ -154,7 +154,8 @@ class PassRunner:
 
     def _arguments(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """For `vllm.benchmarks.serve.benchmark`, which has the same names from 0.26 to 0.33."""
-        url = wanted["url"]
+        url, key_name = wanted["url"], wanted.get("api_key_env")
+        key = os.environ.get(key_name, "").strip() if key_name else ""
         requests = [
             self._sample(
                 prompt=each.get("prompt") or "",
@@ -187,7 +188,7 @@ class PassRunner:
             "goodput_config_dict": {},
             "max_concurrency": wanted.get("concurrency"),
             "lora_modules": None,
-            "extra_headers": _headers(wanted.get("api_key_env")),
+            "extra_headers": {"Authorization": f"Bearer {key}"} if key else None,
             "extra_body": wanted.get("extra_body") or {},
             "ready_check_timeout_sec": 0,
             "ssl_context": None if wanted.get("ssl_verify", True) else False,
@@ -196,11 +197,6 @@ class PassRunner:
 
 async def _no_metrics(*_arguments: object) -> None:
     """As of a server that shows none."""
-
-
-def _headers(name: str | None) -> dict[str, str] | None:
-    key = os.environ.get(name, "").strip() if name else ""
-    return {"Authorization": f"Bearer {key}"} if key else None
 
 
 def _answer(number: str, request: Any, output: Any, heard: dict[str, Any]) -> dict[str, Any]:
@@ -235,21 +231,6 @@ async def drive(lines: JsonLines) -> None:
             lines.send("failed", **{"pass": wanted["pass"]}, error=text)
 
 
-def main() -> int:
-    """Serve the protocol until the parent closes it or sends SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
-    os.environ.pop("OPENAI_API_KEY", None)  # vLLM's functions would send it to whatever answers
-    lines = JsonLines()
-    try:
-        asyncio.run(drive(lines))
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        lines.send("failed", **{"pass": None}, error=error_text(f"{type(error).__name__}: {error}"))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    os.environ.pop("OPENAI_API_KEY", None)  # vLLM's functions would send it to whatever answers
+    sys.exit(run_child(lambda lines: asyncio.run(drive(lines))))

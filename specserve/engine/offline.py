@@ -15,12 +15,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from multiprocessing import active_children, connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from specserve.engine.jsonlines import JsonLines, error_text
+from specserve.engine.jsonlines import JsonLines, error_text, run_child
 
 _KILL_AFTER_S = 10.0
 """How long vLLM gets to end by itself once the parent is gone."""
@@ -178,8 +177,7 @@ class Generation:
         connection.wait([process.sentinel for process in processes])
         time.sleep(_LAST_WORDS_S)
         if not self._is_closing:
-            error = "an engine process died"
-            self._lines.send("failed", error=error, exception="EngineDeadError")
+            self._lines.send("failed", error="an engine process died")
             os._exit(1)
 
     def close(self) -> None:
@@ -193,25 +191,17 @@ def _on_sigterm(*_: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def main() -> int:
-    """Serve the protocol; exit code 0 after `done`, 1 after `failed`, 143 when stopped."""
+def generate(lines: JsonLines) -> None:
+    """Serve the protocol; exit code 143 when it is stopped."""
     signal.signal(signal.SIGTERM, _on_sigterm)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
-    lines, messages = JsonLines(), Messages()
+    messages = Messages()
     threading.Thread(target=_read, args=(lines, messages), daemon=True).start()
-    generation = None
+    generation = Generation(lines, messages, engine_kwargs=messages.get()["engine_kwargs"])
     try:
-        generation = Generation(lines, messages, engine_kwargs=messages.get()["engine_kwargs"])
         generation.run()
-    except Exception as error:
-        traceback.print_exc()  # to the log, where the cause is looked for
-        lines.send("failed", error=error_text(error), exception=type(error).__name__)
-        return 1
     finally:
-        if generation is not None:
-            generation.close()
-    return 0
+        generation.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_child(generate))

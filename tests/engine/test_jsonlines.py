@@ -27,8 +27,9 @@ sys.argv = ["oracle"]
 oracle.main()
 """
 DRIVER = """
-import sys
+import asyncio, sys
 from specserve.engine import benchmark_driver
+from specserve.engine.jsonlines import run_child
 class PassRunner:
     def __init__(self, lines):
         self.lines = lines
@@ -37,7 +38,7 @@ class PassRunner:
             raise ValueError("no such\\nendpoint")
         self.lines.send("pass", **{"pass": wanted["pass"]})
 benchmark_driver.PassRunner = PassRunner
-sys.exit(benchmark_driver.main())
+sys.exit(run_child(lambda lines: asyncio.run(benchmark_driver.drive(lines))))
 """
 
 

@@ -126,7 +126,7 @@ def test_the_servers_key_is_not_asked_for(log: Path) -> None:
 def test_a_failed_start_gives_the_error_the_phase_and_the_log(log: Path) -> None:
     script = """
     print("ValueError: vocab sizes differ", file=sys.stderr, flush=True)
-    send(event="failed", error="vocab sizes differ", exception="ValueError")
+    send(event="failed", error="vocab sizes differ")
     sys.exit(1)
     """
     with (
@@ -144,7 +144,7 @@ def test_the_root_cause_is_preferred_to_vllms_pointer_to_it(log: Path) -> None:
     print(f"{head} torch.OutOfMemoryError: no room", file=sys.stderr)
     pointer = "Engine core initialization failed. See root cause above."
     print(f"RuntimeError: {pointer}", file=sys.stderr, flush=True)
-    send(event="failed", error=pointer, exception="RuntimeError")
+    send(event="failed", error=pointer)
     """
     with engine(script, log) as child, pytest.raises(LaunchError) as error:
         child.start()
@@ -164,7 +164,7 @@ def test_a_killed_engine_is_an_error_and_no_wait(log: Path) -> None:
 
 
 def test_an_engine_that_says_why_it_failed_is_quoted_if_its_log_says_nothing(log: Path) -> None:
-    script = 'send(event="failed", error="no such method", exception="ValueError")\nsys.exit(1)'
+    script = 'send(event="failed", error="no such method")\nsys.exit(1)'
     with engine(script, log) as child, pytest.raises(LaunchError) as error:
         child.start()
     assert error.value.causes == ("no such method",)

@@ -94,7 +94,7 @@ class LoadGenerator:
                 message = self._child.receive(_TICK_S)
             except queue.Empty:
                 continue
-            if message is None or (message["event"] == "failed" and message["pass"] is None):
+            if message is None or (message["event"] == "failed" and "pass" not in message):
                 self._child.wait()
                 said = str(message["error"]) if message is not None else None
                 error = died(self._child, "running its load generator", said=said)

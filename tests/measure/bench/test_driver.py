@@ -90,7 +90,7 @@ def test_a_generator_that_dies_is_told_with_its_last_words(tmp_path: Path) -> No
 
 
 def test_without_vllm_it_says_what_is_missing(tmp_path: Path) -> None:
-    body = """send("failed", **{"pass": None}, error="ModuleNotFoundError: No module named 'vllm'")"""
+    body = """send("failed", error="ModuleNotFoundError: No module named 'vllm'")"""
     with closing(driver(tmp_path, body)) as generator, pytest.raises(LaunchError) as caught:
         generator.wait_ready()
     assert "make setup" in str(caught.value.hint)
