@@ -6,16 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-_LONGEST_QUOTED = 300
-
-
-def shortened(text: str) -> str:
-    """The text with what stands in backticks cut: the name of a model may be a megabyte long."""
-    parts = text.split("`")
-    quoted = parts[1::2]
-    parts[1::2] = [each[:_LONGEST_QUOTED] + "…" * (len(each) > _LONGEST_QUOTED) for each in quoted]
-    return "`".join(parts)
-
 
 class Severity(StrEnum):
     """error: will not start, or serves wrong output; warning: works, but worse; info: a fact."""
@@ -74,10 +64,6 @@ class Finding:
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", shortened(self.message))
-        object.__setattr__(self, "help", self.help and shortened(self.help))
-
     @property
     def sort_key(self) -> tuple[str, int, int, str]:
         """File order, so that all problems of a file read from top to bottom."""
@@ -95,9 +81,6 @@ class Skipped:
     cause: str
     help: str = ""
     """How to have it run."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", shortened(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +104,6 @@ class Report:
     verdicts: tuple[ProfileVerdict, ...] = ()
     suppressed: int = 0
     rules: int = 0
-
-    @property
-    def profiles(self) -> int:
-        """How many profiles were looked at."""
-        return len(self.verdicts)
 
     def count(self, severity: Severity) -> int:
         """How many findings have this severity."""

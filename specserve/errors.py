@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
-from specserve.diagnostics import Finding, shortened
+from specserve.diagnostics import Finding
 
 _USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """The characters that could steer a terminal or break a line."""
 _LONGEST_WORD = 60
-_MOST_LIKELY = 12
 
 
 def without_user(text: str) -> str:
@@ -45,17 +43,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # a profile without a misspelt key needs none
 
     lowered, word = {name.lower(): name for name in known}, word.lower().replace("-", "_")
-    # a file may have a thousand unknown keys, and difflib takes 10 ms for all names of vLLM
-    pairs = _pairs(word)
-    likely = sorted(lowered, key=lambda name: len(pairs & _pairs(name)), reverse=True)
-    found = get_close_matches(word, likely[:_MOST_LIKELY], n=1, cutoff=0.7)
+    found = get_close_matches(word, lowered, n=1, cutoff=0.7)
     return lowered[found[0]] if found else None
-
-
-@lru_cache(maxsize=2048)
-def _pairs(word: str) -> frozenset[tuple[str, str]]:
-    """The letters that stand side by side, with the ends of the word."""
-    return frozenset(zip(f" {word}", f"{word} ", strict=True))
 
 
 class SpecserveError(Exception):
@@ -73,7 +62,7 @@ class SpecserveError(Exception):
         exit_code: int = 2,
         cause: str = "broken",
     ) -> None:
-        self.message = shortened(without_user(message))
+        self.message = without_user(message)
         super().__init__(self.message)
         self.hint = hint
         self.causes = tuple(map(without_user, causes))

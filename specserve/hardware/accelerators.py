@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from specserve.errors import UsageError, did_you_mean, gib, quoted
+from specserve.errors import UsageError, gib, quoted
 
 CPU = "cpu"
 _GIB = 2**30
@@ -99,24 +99,18 @@ def catalogue() -> tuple[Accelerator, ...]:
 def accelerator(name: str) -> Accelerator:
     """The accelerator of a name, whatever its case; `cpu`: the memory of this machine.
 
-    Raises UsageError for an unknown name, with the nearest known one.
+    Raises UsageError for an unknown name, with those that begin like it.
     """
-    wanted = _plain(name)
+    wanted = name.strip().lower()
     if wanted == CPU:
         return this_cpu().accelerator
-    names = {_plain(known.name): known for known in catalogue()}
+    names = {known.name.lower(): known for known in catalogue()}
     if wanted in names:
         return names[wanted]
-    close = [known.name for plain, known in names.items() if plain.startswith(f"{wanted}-")]
-    close = close or list(filter(None, [did_you_mean(wanted, [*names, CPU])]))
-    close = [names[each].name if each in names else each for each in close]
-    guess = f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
+    close = [f"`{known.name}`" for key, known in names.items() if key.startswith(wanted)]
+    guess = f"did you mean {' or '.join(close)}?"
     hint = guess if close else "`specserve doctor --accelerators` lists the names"
     raise UsageError(f"there is no accelerator named {quoted(name)}", hint=hint)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_]+", "-", name.strip()).lower()
 
 
 def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Machine:

@@ -20,18 +20,10 @@ def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             if line.startswith("0::"):
                 path = Path(line.removeprefix("0::").strip("/"))
-    if ".." in path.parts:
-        path = Path()
     for group in (path, *path.parents):
-        limit = _number(mount / group / "memory.max")
-        if limit is not None:
-            yield limit, _number(mount / group / "memory.current") or 0
-
-
-def _number(file: Path) -> int | None:
-    with suppress(OSError, ValueError):  # absent, or the word `max`
-        return int(file.read_text(encoding="ascii"))
-    return None
+        with suppress(OSError, ValueError):  # absent, or the word `max`
+            limit = int((mount / group / "memory.max").read_text(encoding="ascii"))
+            yield limit, int((mount / group / "memory.current").read_text(encoding="ascii"))
 
 
 @dataclass(frozen=True, slots=True)

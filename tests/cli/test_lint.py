@@ -274,30 +274,6 @@ def test_a_file_of_another_program_is_no_profile(
 
 
 @pytest.mark.parametrize(
-    "command", [["lint"], ["lint", "--format", "json"], ["check", "--no-ask", "--offline"], ["plan"]]
-)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "target: {model: org/LONG}\n",
-        "target: {model: org/m, dtype: LONG}\nLONG: 1\n",
-        "target: {model: org/m}\nspeculation: {method: eagle3, model: org/LONG, num_speculative_tokens: 2}\n"
-        "env: {VLLM_LONG: 1}\nengine: {LONG: LONG}\n",
-    ],
-)
-def test_a_name_without_end_is_shown_shortened(
-    text: str, command: list[str], write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = str(write(text.replace("LONG", "x" * 90_000)))
-    assert _run([command[0], file, *command[1:]]) in (0, 1, 2)
-    shown = capsys.readouterr()
-    if not (
-        command == ["plan"] and "dtype" not in text and "engine" not in text
-    ):  # the launch itself is whole
-        assert len(shown.out + shown.err) < 20_000
-
-
-@pytest.mark.parametrize(
     ("section", "key", "meant"),
     [
         ("engine", "max-num-seqs", "max_num_seqs"),
