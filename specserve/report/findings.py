@@ -153,7 +153,7 @@ def summary(report: Report) -> str:
     """Returns the last line: what was found in how many profiles, and what was left out."""
     found = [count(number, each.value) for each in Severity if (number := report.count(each))]
     skipped = len({code for item in report.skipped for code in item.codes})
-    profiles = count(report.profiles, "profile")
+    profiles = count(len(report.verdicts), "profile")
     if len(report.findings) > report.count(Severity.INFO):
         parts = [f"Found {', '.join(found)} in {profiles}"]
     elif skipped:
