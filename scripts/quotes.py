@@ -1,4 +1,4 @@
-"""The lines of vLLM that rules and causes quote: `vllm/FILE (VERSIONS), `TEXT``, and whether a version has them.
+"""The lines of vLLM that rules quote: `vllm/FILE (VERSIONS), `TEXT``, and whether a version has them.
 
 VERSIONS is `0.33` for that one alone, `from 0.33`, `to 0.32`, or `0.28 to 0.32`; without it, every known version.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.checks.pages import texts
-from specserve.serve.causes import table
 from specserve.vllm.facts import minor
 
 _NUMBER = r"\d+\.\d+"
@@ -23,7 +22,7 @@ _LINE = re.compile(_PLACE + r", `(?P<text>.+)`")
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A text that some versions of vLLM have in a file. `by`: the code of a rule, or the name of a cause."""
+    """A text that some versions of vLLM have in a file. `by`: the code of a rule."""
 
     by: str
     file: str
@@ -49,12 +48,8 @@ def _quote(by: str, match: re.Match[str], text: str) -> Quote:
 
 
 def quotes() -> Iterator[Quote]:
-    """Every quote of vLLM in the manual pages of rules and in the tables of causes."""
+    """Every quote of vLLM in the manual pages of rules."""
     for code, page in texts().items():
         for line in page.splitlines():
             if match := _LINE.fullmatch(line.removeprefix("Source: ")):
                 yield _quote(code, match, match["text"])
-    for row in table():
-        for who, text in row.says:
-            if match := PLACE.fullmatch(who):
-                yield _quote(row.name, match, text)

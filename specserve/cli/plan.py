@@ -95,7 +95,7 @@ def diff(
     from specserve.report.console import escaped, out, say
     from specserve.report.launch import difference_text
     from specserve.report.text import count, json_document
-    from specserve.serve.detached.processes import running_command
+    from specserve.serve.detached.observe import running_command
 
     a, b = both_sides(launches, alternative, running=running_command)
     comparison = compare(a, b)

@@ -21,9 +21,8 @@ def ps(*, format: Format = "text") -> None:
     """List detached servers: state, port, acceptance.
 
     States: starting, ready, silent (does not answer), hung (answers, but no token comes), stopping,
-    dead (ended by itself; the cause is shown), gone (the host was restarted; shown once), lost
-    (runs, but its state on disk is gone). ACCEPTED is the share of draft tokens that the target
-    accepted in the last minute.
+    dead (the cause is shown). ACCEPTED is the share of draft tokens that the target accepted since
+    the server started.
 
     \b
     specserve ps
@@ -33,7 +32,6 @@ def ps(*, format: Format = "text") -> None:
     from specserve.report.servers import table
     from specserve.report.text import json_document
     from specserve.serve.detached.observe import observe_all
-    from specserve.serve.detached.registry import remove
 
     servers = list(observe_all())
     if format == "json":
@@ -42,9 +40,6 @@ def ps(*, format: Format = "text") -> None:
         out(table(servers))
     else:
         say("there are no detached servers; `specserve up PROFILE --detach` starts one")
-    for seen in servers:
-        if seen.state == "gone" and seen.record is not None:
-            remove(seen.name, run=seen.record.run)
 
 
 _LOOK_S = 0.2
@@ -69,16 +64,15 @@ def logs(
     specserve logs demo -n 0 | grep SpecDecoding
     """
     from specserve.report.servers import print_log
-    from specserve.serve.detached.processes import Detached
-    from specserve.serve.detached.registry import only_server
+    from specserve.serve.detached.observe import only_server
     from specserve.serve.logs import LogTail
 
     record = only_server(name)
-    tail, server = LogTail(Path(record.log_path)), Detached(record)
+    tail = LogTail(Path(record.log_path))
     print_log(tail.last(lines))
     with suppress(KeyboardInterrupt):
         while follow:
-            follow = server.is_running()
+            follow = record.is_watched
             if new := tail.read_raw():
                 print_log(new)
                 follow = True
@@ -106,15 +100,15 @@ def down(
     """
     from specserve.report.console import escaped, say
     from specserve.report.findings import failure
-    from specserve.serve.detached.processes import marked, stop_named
-    from specserve.serve.detached.registry import names as known
+    from specserve.serve.detached.records import names as known
+    from specserve.serve.detached.watcher import stop_server
     from specserve.serve.signals import stop_on_signals
 
     hint = "`specserve ps` lists the servers"
     if all_ == bool(names):
         raise UsageError("`down` takes either names or `--all`", hint=hint)
-    running = set(marked().values()) | set(known())
-    wanted = sorted(running) if all_ else list(dict.fromkeys(names or ()))
+    running = known()
+    wanted = running if all_ else list(dict.fromkeys(names or ()))
     for name in wanted:
         if name not in running:
             raise UsageError(f"there is no server {name!r}", hint=hint)
@@ -124,12 +118,12 @@ def down(
     with stop_on_signals() as stop:
         for name in wanted:  # an error is printed, and the others are stopped all the same
             try:
-                record = stop_named(name, stop=stop, emit=partial(_show, name))
+                record = stop_server(name, stop=stop, emit=partial(_show, name))
             except SpecserveError as error:
                 say(failure(error))
                 failed = True
                 continue
-            if record is not None and record.ended is not None:
+            if record is not None and record.ended is not None and record.ended.cause:
                 end = f"{record.ended.message}: {record.ended.cause}"
                 say(escaped(f"{name}: had ended by itself: {end}"))
             last = f"its log stays: {record.log_path}" if record else "cleared"

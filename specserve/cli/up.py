@@ -66,8 +66,7 @@ def up(
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
-    from specserve.serve.detached.launch import room_beside
-    from specserve.serve.detached.registry import default_name, folder_of, variant_of
+    from specserve.serve.detached.records import default_name, path_of
     from specserve.serve.server import become
 
     refuse_alone("--detach", detach, name=name)
@@ -88,14 +87,13 @@ def up(
     refuse_exposed(source, insecure=insecure, notices=notices)
     if detach:
         name = default_name(plan.name, variant=alternative) if name is None else name
-        folder_of(name)  # refuses what cannot be a name before anything is written under it
-    room = None if no_check else room_beside(source, plan, name=name, notices=notices)
+        path_of(name)  # refuses what cannot be a name before anything is written under it
     if exec_:
         become(plan)
     serving: dict[str, Any] = {"warms_up": not no_warm_up}
     if detach:
-        variant = variant_of(alternative, settings or ())
-        serving |= {"profile": source.file, "variant": variant, "room": room}
+        serving |= {"profile": source.file, "alternative": alternative}
+        serving["settings"] = tuple(settings or ())
     start(plan, name=name, format=format, **serving)
 
 
@@ -108,7 +106,7 @@ def start(
 ) -> None:
     """Run the server until a signal, or leave it under a name. Raises as `running` and `launch`."""
     from specserve.report.servers import JsonView, TextView
-    from specserve.serve.detached.launch import launch
+    from specserve.serve.detached.watcher import launch
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals

@@ -42,7 +42,7 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
         port = up = drafts = DASH
         if (record := seen.record) is not None:
             port = str(record.port)
-            if seen.state not in ("dead", "gone"):
+            if seen.state != "dead":
                 up = duration(now_s - record.started_at_s)
             if record.method is not None:
                 k = record.num_speculative_tokens
@@ -51,7 +51,7 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
             remarks.append((seen.name, seen.detail))
         if record is not None and record.ended is not None and record.ended.hint:
             remarks.append(("", f"hint: {record.ended.hint}"))
-        accepted = figure(seen.lately.acceptance_rate)
+        accepted = figure(seen.acceptance_rate)
         rows.append((seen.name, seen.state, port, up, drafts, accepted))
     lines = Table([Column(name, "text") for name in _COLUMNS], rows, keys=1).text(indent=0)
     return "\n".join([*lines, *text_lines(Items(remarks), sys.stdout)])

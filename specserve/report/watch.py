@@ -72,7 +72,6 @@ def report_json(report: WatchReport, watched: WatchedServer) -> str:
     server = {
         "url": watched.endpoint.root,
         "profile": profile.name if profile else record and record.name,
-        "fingerprint": record and record.fingerprint,
     }
     return json_document({**server, **json_values(report)}, indent=None)
 

@@ -1,4 +1,4 @@
-"""A run of `generate`: the lines of its input, the journal of its output, and the engine between them."""
+"""A run of `generate`: the lines of its input, the engine, and the journal of its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specserve.serve.signals import stop_on_signals
 
 
 def _opened(path: Path, flags: int, *, buffering: int = -1) -> IO[bytes]:
-    """A file to write, made if it is missing. Raises OSError, also for a link, a pipe or a device."""
+    """A plain file to write, made if it is missing. Raises OSError."""
     flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(open_descriptor(path, flags, mode=0o666), "wb", buffering=buffering)
 
@@ -36,9 +36,9 @@ def _opened(path: Path, flags: int, *, buffering: int = -1) -> IO[bytes]:
 class Output:
     """OUT.jsonl while it is being made: until all lines are done, the journal `OUT.jsonl.partial`.
 
-    The journal holds one record per finished line of the input, failed ones included, in the order in which they
-    finished. `OUT.jsonl.partial.json` says which input and engine the journal belongs to, so that only the same work
-    is resumed. Raises UsageError if a file is in the way, with the way out.
+    The journal holds one record per finished line of the input, failed ones included, in the order
+    in which they finished. `OUT.jsonl.partial.json` says of which input and engine, so that only
+    the same work is resumed. Raises UsageError if a file is in the way, with the way out.
     """
 
     def __init__(self, path: Path, *, origin: str, data: bytes) -> None:
@@ -46,7 +46,9 @@ class Output:
         self.partial = path.with_name(f"{path.name}.partial")
         self._note = path.with_name(f"{path.name}.partial.json")
         self._origin = {"origin": origin, "input_sha256": hashlib.sha256(data).hexdigest()}
-        self._offsets: dict[int, int] = {}  # where the record of each finished line starts in the journal
+        self._offsets: dict[
+            int, int
+        ] = {}  # where the record of each finished line starts in the journal
         self._end = 0
         self.place = f"are in `{self.partial}`; the same command resumes there"
         """Where the finished lines are, to end a sentence."""
@@ -60,7 +62,9 @@ class Output:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._resume(data)
             except BlockingIOError:
-                raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
+                raise UsageError(
+                    f"another `specserve generate` is writing `{self.partial}`"
+                ) from None
             except OSError as error:
                 raise FactError(f"cannot write `{self.partial}`: {error.strerror}") from error
             undo.pop_all()
@@ -76,7 +80,7 @@ class Output:
         return len(self._offsets)
 
     def _resume(self, data: bytes) -> None:
-        """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
+        """Read the journal. A damaged record is left out and computed again."""
         if not self.partial.stat().st_size:
             self._file.truncate(0)
             write_whole(self._note, json.dumps({"version": 2, **self._origin}) + "\n")
@@ -102,7 +106,11 @@ class Output:
         except (FileNotFoundError, ValueError, AttributeError):
             changed = list(self._origin)
         if changed:
-            what = "another input" if changed == ["input_sha256"] else "another profile or other options"
+            what = (
+                "another input"
+                if changed == ["input_sha256"]
+                else "another profile or other options"
+            )
             raise UsageError(
                 f"`{self.partial}` was made from {what}",
                 hint="delete it to start over, or use another `-o`",
@@ -184,7 +192,7 @@ class Stdout:
 
 
 def _encoded(body: Record) -> bytes:
-    """One JSON line. ASCII only: no reader splits it at U+2028, no terminal takes orders from it."""
+    """One JSON line, of ASCII only: no reader splits it at U+2028, no terminal obeys it."""
     return json.dumps(body).encode() + b"\n"
 
 
@@ -238,7 +246,11 @@ def run(
     """
     lines = list(entries(data))
     todo = {entry.index: entry for entry in lines if entry.index not in output.done}
-    asked = [{"index": index, **entry.request} for index, entry in todo.items() if entry.request is not None]
+    asked = [
+        {"index": index, **entry.request}
+        for index, entry in todo.items()
+        if entry.request is not None
+    ]
     status, took_s, acceptance = GenerateStatus(len(lines), len(output.done)), None, None
     if not lines:
         say("nothing to do: the input has no lines")
@@ -247,7 +259,7 @@ def run(
     with stop_on_signals() as stop:
 
         def tick() -> None:
-            """Ends the run between two answers if a signal came, never inside a write or a start of a process."""
+            """Ends the run between two answers if a signal came, never inside a write."""
             if stop.count:
                 message = f"stopped: {output.written} of {len(lines)} lines {output.place}"
                 raise Interrupted(message, exit_code=128 + (stop.signal or signal.SIGTERM))
@@ -268,7 +280,8 @@ def run(
             try:
                 with OfflineEngine(plan, log_path=log_path, on_tick=tick) as engine:
                     version, status.ready_s = engine.start(), time.monotonic()
-                    say(f"the engine is ready after {status.ready_s - status.began_s:.1f} s (vLLM {version})")
+                    took_s = status.ready_s - status.began_s
+                    say(f"the engine is ready after {took_s:.1f} s (vLLM {version})")
                     for answer in engine.answers(asked):
                         finish(todo[answer["index"]], answer)
                     took_s, acceptance = time.monotonic() - status.ready_s, engine.acceptance

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from specserve.errors import FactError, SpecserveError, TrafficError
+from specserve.errors import FactError, TrafficError
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import requests
-from specserve.serve.requests import Endpoint, Reading, scrape
+from specserve.serve.requests import Endpoint, Exchange, scrape
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
@@ -22,6 +23,7 @@ OnText = Callable[[Kind, str], None]
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
 _SHORT_S, _ANSWER_S = 10.0, 3600.0
 """All of an answer that needs no model, and of one that a model writes."""
+_HERE = ("127.0.0.1", "::1", "localhost")
 _SHORT_BYTES, _STREAM_BYTES = 4 << 20, 64 << 20
 
 
@@ -56,7 +58,11 @@ class Answer:
         if self.completion_tokens is None or self.ttft_s is None or self.last_token_s is None:
             return None
         seconds = self.last_token_s - self.ttft_s
-        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else None
+        return (
+            (self.completion_tokens - 1) / seconds
+            if self.completion_tokens > 1 and seconds > 0
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class SpeculationCounts:
     is_on: bool | None
     acceptance: Acceptance | None = None
     basis: Literal["request", "counters"] | None = None
-    """`request`: the server counted this one alone; `counters`: what all its counters gained meanwhile."""
+    """`request`: the server counted this one alone; `counters`: what all its counters gained."""
     other_requests: int = 0
     """Requests of others that ran meanwhile, and whose tokens the counters hold too."""
 
@@ -74,13 +80,13 @@ class SpeculationCounts:
 class Client:
     """Requests to one server; a context manager. Every failure is a TrafficError with a way out.
 
-    Each request has a connection of its own: vLLM closes idle ones, and a request that meets the end is lost.
-    Nothing of the environment reaches the server, and no proxy is used.
+    Each request has a connection of its own: vLLM closes idle ones, and a request that meets the
+    end is lost. Nothing of the environment reaches the server, and no proxy is used.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._readings: set[Reading] = set()
+        self._open: set[Exchange] = set()
         self._is_closed = False
 
     @property
@@ -94,35 +100,42 @@ class Client:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def models(self) -> list[str]:
-        """The names that the server serves."""
-        return list(self._listed())
+    def close(self) -> None:
+        """Break off whatever runs."""
+        self._is_closed = True
+        for exchange in tuple(self._open):
+            exchange.shut()
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """What the server says about its models, by name."""
+        with self._sent("/v1/models", limit_s=_SHORT_S) as exchange:
+            answer = json.loads(b"".join(exchange.pieces))
+            try:
+                return {str(model["id"]): dict(model) for model in answer["data"]}
+            except (ValueError, LookupError, TypeError):
+                raise requests.no_api(self._endpoint) from None
+
+    def first_model(self) -> str:
+        """The name that a request without a model is sent to. Raises TrafficError without one."""
+        if not (models := self.models()):
+            raise TrafficError(f"the server at {self.root} serves no model")
+        return next(iter(models))
 
     def max_model_len(self, model: str) -> int | None:
-        """The most tokens that a request to this model may have; None if the server does not say."""
-        limit = self._about(model).get("max_model_len")
-        return limit if isinstance(limit, int) and limit > 0 else None
+        """The most tokens that a request may have; None if the server does not say."""
+        with contextlib.suppress(TrafficError):
+            limit = self.models().get(model, {}).get("max_model_len")
+            return limit if isinstance(limit, int) and limit > 0 else None
+        return None
 
     def note(self, model: str) -> str | None:
-        """What the model's folder says about it, if the server runs on this host and serves a folder."""
+        """What the model's folder says about it, if the server is on this host and names one."""
         from specserve.models.read import model_note
 
-        root = self._about(model).get("root") if self._endpoint.is_loopback else None
-        return model_note(Path(root)) if isinstance(root, str) else None
-
-    def _about(self, model: str) -> dict[str, Any]:
-        """What the server says about a model; nothing if it lists none."""
-        with contextlib.suppress(TrafficError):
-            return self._listed().get(model, {})
-        return {}
-
-    def _listed(self) -> dict[str, dict[str, Any]]:
-        """What the server says about its models, by name."""
-        answer = self._whole("/v1/models", limit_s=_SHORT_S)
-        try:
-            return {str(model["id"]): dict(model) for model in answer["data"]}
-        except (ValueError, LookupError, TypeError):
-            raise requests.no_api(self._endpoint) from None
+        if urlsplit(self.root).hostname not in _HERE:
+            return None
+        folder = self.models().get(model, {}).get("root")
+        return model_note(Path(folder)) if isinstance(folder, str) else None
 
     def post(
         self,
@@ -132,30 +145,37 @@ class Client:
         model: str | None = None,
         most_bytes: int = _SHORT_BYTES,
     ) -> dict[str, Any]:
-        """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
+        """One request below `/v1/` whose answer comes whole. May be called by several threads.
 
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
-        answer = self._whole(f"/v1/{path}", body, model=model, most_bytes=most_bytes)
-        if not isinstance(answer, dict):
-            raise requests.no_api(self._endpoint)
-        return answer
-
-    def close(self) -> None:
-        """Break off whatever runs."""
-        self._is_closed = True
-        for reading in tuple(self._readings):
-            reading.shut()
+        with self._sent(f"/v1/{path}", body, model=model, most_bytes=most_bytes) as exchange:
+            answer = json.loads(b"".join(exchange.pieces))
+            if not isinstance(answer, dict):
+                raise requests.no_api(self._endpoint)
+            return answer
 
     def metrics(self) -> Metrics | None:
         """The server's counters; None if it shows none."""
         try:
-            return read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
+            return read(scrape(Endpoint(self.root), timeout_s=_METRICS_S))
         except (TrafficError, FactError):
             return None
 
+    def metrics_after(
+        self, before: Metrics, *, requests: int = 1, limit_s: float = 1.0
+    ) -> Metrics | None:
+        """The counters once they hold our requests: the server adds one after its last chunk."""
+        wanted = before.total.finished_requests + requests
+        deadline = time.monotonic() + limit_s
+        while after := self.metrics():
+            if after.total.finished_requests >= wanted or time.monotonic() > deadline:
+                return after
+            time.sleep(0.02)
+        return None
+
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
-        """Send one request and hand on its text as it comes: a chat, if the model has a template for it."""
+        """Send one request and hand on its text as it comes: a chat, if the model can do that."""
         model = question.model or self.first_model()
         before = self.metrics()
         try:
@@ -165,62 +185,45 @@ class Client:
         answer.speculation = self._speculation(summary, before)
         return answer
 
-    def first_model(self) -> str:
-        """The name that a request without a model is sent to. Raises TrafficError if the server serves none."""
-        models = self.models()
-        if not models:
-            raise TrafficError(f"the server at {self._endpoint.root} serves no model")
-        return models[0]
-
     def _stream(
         self, question: Question, model: str, mode: Mode, *, on_text: OnText
     ) -> tuple[Answer, object]:
-        answer, summary = Answer(model=model, mode=mode), None
-        said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
-        started = time.perf_counter()
-        with contextlib.closing(self._events(question, model, mode)) as stream:
-            for chunk in stream:
-                pieces = [(kind, text) for kind, text in _pieces(chunk, mode) if text]
-                if pieces:
-                    answer.last_token_s = time.perf_counter() - started
-                    answer.ttft_s = answer.ttft_s or answer.last_token_s
-                for kind, text in pieces:
-                    said[kind].append(text)
-                    on_text(kind, text)
-                summary = _take_figures(answer, chunk) or summary
-        answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
-        if answer.finish_reason is None:
-            raise TrafficError(
-                "the answer ended without a finish reason", hint="the server's log may show why"
-            )
-        return answer, summary
-
-    def _events(self, question: Question, model: str, mode: Mode) -> Generator[dict[str, Any], None, None]:
         body: dict[str, Any] = {
             name: value
             for name in ("max_tokens", "temperature")
             if (value := getattr(question, name)) is not None
         }
         body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-        path = "/v1/completions" if mode == "completion" else "/v1/chat/completions"
-        if mode == "completion":
-            body["prompt"] = question.prompt
-        else:
+        path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
+        if mode == "chat":
             body["messages"] = [{"role": "user", "content": question.prompt}]
-        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:
-            for event in _events(pieces):
+        else:
+            body["prompt"] = question.prompt
+        answer, summary = Answer(model=model, mode=mode), None
+        said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
+        started = time.perf_counter()
+        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as exchange:
+            for event in _events(exchange.pieces):
                 if "error" in event:
                     raise requests.failed_midway(self._endpoint, event)
-                yield event
+                for kind, text in _texts(event, mode):
+                    answer.last_token_s = time.perf_counter() - started
+                    answer.ttft_s = answer.ttft_s or answer.last_token_s
+                    said[kind].append(text)
+                    on_text(kind, text)
+                summary = _take_figures(answer, event) or summary
+        answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
+        if answer.finish_reason is None:
+            hint = "the server's log may show why"
+            raise TrafficError("the answer ended without a finish reason", hint=hint)
+        return answer, summary
 
     def _speculation(self, summary: object, before: Metrics | None) -> SpeculationCounts:
         counted = of_request(summary)
         if counted is not None:
             return SpeculationCounts(True, counted, "request")
-        if before is None:
-            return SpeculationCounts(None)
-        if not before.speculates:
-            return SpeculationCounts(False)
+        if before is None or not before.speculates:
+            return SpeculationCounts(None if before is None else False)
         after = self.metrics_after(before)
         if after is None:
             return SpeculationCounts(True)
@@ -232,20 +235,6 @@ class Client:
             other_requests=max(finished - 1, 0) + after.running_requests,
         )
 
-    def metrics_after(self, before: Metrics, *, requests: int = 1, limit_s: float = 1.0) -> Metrics | None:
-        """The counters once they hold our requests: the server adds one a moment after its last chunk."""
-        deadline, wanted = time.monotonic() + limit_s, before.total.finished_requests + requests
-        while after := self.metrics():
-            if after.total.finished_requests >= wanted or time.monotonic() > deadline:
-                return after
-            time.sleep(0.02)
-        return None
-
-    def _whole(self, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """The JSON of an answer that comes whole; `options` as those of `_sent`."""
-        with self._sent(path, body, **options) as pieces:
-            return json.loads(b"".join(pieces))
-
     @contextlib.contextmanager
     def _sent(
         self,
@@ -255,44 +244,32 @@ class Client:
         model: str | None = None,
         most_bytes: int = _SHORT_BYTES,
         limit_s: float | None = None,
-    ) -> Iterator[Iterator[bytes]]:
-        """The bytes of a good answer as they come, within bounds; what goes wrong is a TrafficError."""
-        try:
-            with requests.sent(
-                f"{self._endpoint.root}{path}",
-                key=self._endpoint.api_key if path.startswith("/v1/") else None,
-                body=None if body is None else json.dumps(dict(body)),
-                connect_s=_CONNECT_S,
-                read_s=_READ_S,
-                limit_s=limit_s or _ANSWER_S,
-                most_bytes=most_bytes,
-                on_reading=self._register,
-            ) as (status, pieces, reading):
-                try:
-                    if not 200 <= status < 300:
-                        reading.most_bytes = _SHORT_BYTES
-                        said = requests.message_in(b"".join(pieces).decode(errors="replace"))
-                        raise requests.of_status(self._endpoint, status, said, model=model)
-                    yield pieces
-                finally:
-                    self._readings.discard(reading)
-        except SpecserveError:
-            raise
-        except Exception as error:
-            failure = requests.of_exception(self._endpoint, error)
-            if failure is None:
-                raise
-            raise failure from error
-
-    def _register(self, reading: Reading) -> None:
-        """Called before it connects, and again when it has: `close` may come in between."""
-        self._readings.add(reading)
+    ) -> Iterator[Exchange]:
+        """A good answer as it comes, within bounds; what goes wrong is a TrafficError."""
+        exchange = Exchange(f"{self.root}{path}", most_bytes, limit_s or _ANSWER_S)
+        text = None if body is None else json.dumps(dict(body))
+        self._open.add(exchange)
         if self._is_closed:
-            reading.shut()
+            exchange.shut()
+        try:
+            with (
+                requests.failing(self._endpoint),
+                exchange.opened(
+                    connect_s=_CONNECT_S, read_s=_READ_S, key=self._endpoint.api_key, body=text
+                ),
+            ):
+                if not 200 <= exchange.status < 300:
+                    exchange.most_bytes = _SHORT_BYTES
+                    said = b"".join(exchange.pieces).decode(errors="replace")
+                    said = requests.message_in(said)
+                    raise requests.of_status(self._endpoint, exchange.status, said, model=model)
+                yield exchange
+        finally:
+            self._open.discard(exchange)
 
 
 def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events, up to `[DONE]`. Raises ValueError for one that is no object."""
+    """The objects of a stream of server-sent events, up to `[DONE]`. Raises ValueError."""
     rest, data = b"", list[bytes]()
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -310,15 +287,15 @@ def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
                 yield event
 
 
-def _pieces(chunk: Mapping[str, Any], mode: Mode) -> Iterator[tuple[Kind, str]]:
-    """The text of one chunk. A server is not trusted to send what the API declares."""
-    for choice in _choices(chunk):
-        if mode == "completion":
-            yield "text", _text(choice, "text")
-        else:
-            delta = choice.get("delta")
-            yield "reasoning", _text(delta, "reasoning") or _text(delta, "reasoning_content")
-            yield "text", _text(delta, "content")
+def _texts(event: Mapping[str, Any], mode: Mode) -> Iterator[tuple[Kind, str]]:
+    """The text of one event. A server is not trusted to send what the API declares."""
+    for choice in _choices(event):
+        delta = choice if mode == "completion" else choice.get("delta")
+        found: tuple[tuple[Kind, str], ...] = (
+            ("reasoning", _text(delta, "reasoning") or _text(delta, "reasoning_content")),
+            ("text", _text(delta, "text" if mode == "completion" else "content")),
+        )
+        yield from ((kind, text) for kind, text in found if text)
 
 
 def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -332,7 +309,7 @@ def _text(holder: object, name: str) -> str:
 
 
 def _take_figures(answer: Answer, chunk: Mapping[str, Any]) -> object:
-    """Finish reason and usage go into the answer; the summary of speculation, if it is there, is returned."""
+    """Finish reason and usage go into the answer; the summary of speculation is returned."""
     for choice in _choices(chunk):
         answer.finish_reason = _text(choice, "finish_reason") or answer.finish_reason
     usage, metrics = chunk.get("usage"), chunk.get("metrics")

@@ -1,4 +1,4 @@
-"""What happens to a server: the phases and figures of a start, as its log shows them, and events as small records."""
+"""What happens to a server: phases and figures of a start, from its log, and events as records."""
 
 from __future__ import annotations
 
@@ -26,36 +26,45 @@ class Phase(StrEnum):
     SERVING = "serving"
 
 
-# Sources: vllm 0.26 to 0.33, v1/worker/{gpu,cpu}_model_runner.py, v1/worker/gpu/model_runner.py,
-# compilation/backends.py, v1/core/kv_cache_utils.py, entrypoints/launchers, huggingface_hub's progress bars.
-SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
-    (Phase.DOWNLOAD, re.compile(r"^(Fetching \d+ files|Downloading |\S+\.(safetensors|bin|gguf): +\d+%)")),
-    (
-        Phase.WEIGHTS,
-        re.compile(
-            r"^(Starting to load model |Loading drafter model|Time spent downloading weights"
-            r"|Loading \w+ checkpoint shards|Loading weights (on|took) )"
+# Sources: vllm 0.31 to 0.33, v1/worker/{gpu,cpu}_model_runner.py, v1/worker/gpu/model_runner.py,
+# compilation/backends.py, v1/core/kv_cache_utils.py, huggingface_hub's progress bars.
+SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
+    (phase, re.compile("|".join(signs)))
+    for phase, signs in {
+        Phase.DOWNLOAD: (
+            r"^Fetching \d+ files",
+            r"^Downloading ",
+            r"^\S+\.(safetensors|bin|gguf): +\d+%",
         ),
-    ),
-    (
-        Phase.COMPILE,
-        re.compile(
-            r"Using cache directory: .{0,400} torch\.compile|Dynamo bytecode transform time|Compiling a graph"
-            r"|Directly load the compiled graph|^Warming up model for the compilation|torch\.compile took"
+        Phase.WEIGHTS: (
+            r"^Starting to load model ",
+            r"^Loading drafter model",
+            r"^Time spent downloading weights",
+            r"^Loading \w+ checkpoint shards",
+            r"^Loading weights (on|took) ",
         ),
-    ),
-    (
-        Phase.KV_CACHE,
-        re.compile(
-            r"^Available KV cache memory|KV cache size: |^Explicitly set .* GiB for KV cache"
-            r"|GiB (memory )?for KV [Cc]ache|^Using \w+ KV cache layout"
+        Phase.COMPILE: (
+            r"Using cache directory: .{0,400} torch\.compile",
+            r"Dynamo bytecode transform time",
+            r"Compiling a graph",
+            r"Directly load the compiled graph",
+            r"^Warming up model for the compilation",
+            r"torch\.compile took",
         ),
-    ),
-    (Phase.GRAPHS, re.compile(r"Capturing CUDA graphs?\b|Graph capturing finished")),
-    (
-        Phase.API,
-        re.compile(r"^Starting vLLM (API )?server|^Supported tasks: |Waiting for application startup"),
-    ),
+        Phase.KV_CACHE: (
+            r"^Available KV cache memory",
+            r"KV cache size: ",
+            r"^Explicitly set .* GiB for KV cache",
+            r"GiB (memory )?for KV [Cc]ache",
+            r"^Using \w+ KV cache layout",
+        ),
+        Phase.GRAPHS: (r"Capturing CUDA graphs?\b", r"Graph capturing finished"),
+        Phase.API: (
+            r"^Starting vLLM (API )?server",
+            r"^Supported tasks: ",
+            r"Waiting for application startup",
+        ),
+    }.items()
 )
 _RANK = {phase: rank for rank, phase in enumerate(Phase)}
 # A draft may be downloaded after the target was loaded: these two may alternate.
@@ -67,7 +76,7 @@ _BACK = re.compile(r"^Warming up model for the compilation")
 
 
 def next_phase(current: Phase, line: LogLine) -> Phase:
-    """The phase after this line. Goes back in one place only: of several workers, the first one counts."""
+    """The phase after this line. Of several workers, the first one counts."""
     if current is Phase.KV_CACHE and _BACK.search(line.text):
         return Phase.COMPILE
     for phase, sign in SIGNS:
@@ -81,11 +90,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """What vLLM said about memory, of the fullest GPU; None = it did not say. Tokens are per engine."""
+    """What vLLM said about memory, of the fullest GPU; None: it did not. Tokens are per engine."""
 
     weights_gib: float | None = None
     checkpoint_gib: float | None = None
-    """Size of the weight files, target and draft together; the CPU backend reports no other size."""
+    """Size of the weight files, target and draft together; the CPU backend reports no other."""
     kv_cache_gib: float | None = None
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None
@@ -94,21 +103,17 @@ class MemoryFigures:
     graphs_gib: float | None = None
 
 
-def _last(_before: float, now: float) -> float:
-    return now
-
-
 # A line that vLLM writes, the figure that it holds, and what several of them make. (vllm 0.32:
 # v1/worker/gpu_model_runner.py, v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py)
-_FIGURES: tuple[tuple[re.Pattern[str], str, Callable[[float, float], float]], ...] = (
-    (re.compile(r"Model loading took ([\d.]+) GiB"), "weights_gib", max),
-    (re.compile(r"Checkpoint size: ([\d.]+) GiB"), "checkpoint_gib", operator.add),
-    (re.compile(r"Available KV cache memory: ([\d.]+) GiB"), "kv_cache_gib", min),
-    (re.compile(r" \(([\d.]+)/[\d.]+\) GiB for KV cache"), "kv_cache_gib", min),
-    (re.compile(r"\w KV cache size: ([\d,]+) tokens"), "kv_cache_tokens", _last),
-    (re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"), "max_concurrency", _last),
-    (re.compile(r"Maximum concurrency for ([\d,]+) tokens per request"), "max_model_len", _last),
-    (re.compile(r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB"), "graphs_gib", _last),
+_FIGURES: tuple[tuple[str, str, Callable[[float, float], float] | None], ...] = (
+    (r"Model loading took ([\d.]+) GiB", "weights_gib", max),
+    (r"Checkpoint size: ([\d.]+) GiB", "checkpoint_gib", operator.add),
+    (r"Available KV cache memory: ([\d.]+) GiB", "kv_cache_gib", min),
+    (r" \(([\d.]+)/[\d.]+\) GiB for KV cache", "kv_cache_gib", min),
+    (r"\w KV cache size: ([\d,]+) tokens", "kv_cache_tokens", None),
+    (r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", "max_concurrency", None),
+    (r"Maximum concurrency for ([\d,]+) tokens per request", "max_model_len", None),
+    (r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB", "graphs_gib", None),
 )
 _WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
 
@@ -116,35 +121,13 @@ _WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
 def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
     """The figures after this log line."""
     for pattern, name, combined in _FIGURES:
-        if match := pattern.search(line.text):
+        if match := re.search(pattern, line.text):
             value, before = float(match[1].replace(",", "")), getattr(figures, name)
-            value = value if before is None else combined(before, value)
+            if combined and before is not None:
+                value = combined(before, value)
             change: dict[str, Any] = {name: int(value) if name in _WHOLE else value}
             figures = replace(figures, **change)
     return figures
-
-
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]{1,8192})$", re.M)
-
-
-def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
-    """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
-    found = _CACHE_CONFIG.search(metrics_text)
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
-
-    def number(name: str) -> float:
-        try:
-            return float(labels.get(name, 0))
-        except ValueError:
-            return 0.0  # vLLM exports "None" for what is not set
-
-    tokens = number("kv_cache_size_tokens") or number("num_gpu_blocks") * number("block_size")
-    return replace(
-        figures,
-        kv_cache_tokens=figures.kv_cache_tokens or int(tokens) or None,
-        max_concurrency=figures.max_concurrency or number("kv_cache_max_concurrency") or None,
-        kv_cache_gib=figures.kv_cache_gib or number("kv_cache_memory_bytes") / GIB or None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +182,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A node that only computes has loaded its share and is linked with node 0, which answers requests."""
+    """A node that only computes has loaded its share and is linked with node 0."""
 
     node_rank: int
     nodes: int
     elapsed_s: float
-    resident_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +213,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """No process of it is left. `killed`: it took SIGKILL; `removed`: files that it had left behind."""
+    """No process of it is left. `killed`: it took SIGKILL; `removed`: files that it had left."""
 
     took_s: float
     killed: bool

@@ -1,16 +1,14 @@
-"""What a server leaves on this machine: a process id, state, a scratch folder, shared memory."""
+"""What a server leaves on this machine: a process id, state, shared memory, sockets."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import os
 import re
-import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -19,7 +17,7 @@ from specserve.files import open_descriptor
 
 
 def _stat(pid: int) -> tuple[int, bool] | None:
-    """When a process started, in clock ticks since the boot, and whether it is no zombie; None if there is none.
+    """When a process started, in clock ticks since the boot, and whether it is no zombie.
 
     Source: proc(5), stat. psutil's time of creation moves when the clock is set.
     """
@@ -49,10 +47,16 @@ _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE
 
 
 def traces(pids: Iterable[int]) -> frozenset[Path]:
-    """The shared memory of these processes. Their sockets lie in the scratch folder."""
-    pids = set(pids)
-    inodes = set().union(*map(_mapped, pids))
-    found = set()
+    """The shared memory of these processes, and their sockets in the temporary folder."""
+    pids, inodes, found = set(pids), set[int](), set[Path]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            # inodes: a semaphore is mapped under a name that it had only while it was made
+            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+            inodes |= {int(match["inode"]) for match in _MAPPED.finditer(maps)}
+        with contextlib.suppress(OSError, psutil.Error):
+            sockets = psutil.Process(pid).net_connections("unix")
+            found |= {Path(str(each.laddr)) for each in sockets if str(each.laddr)[:1] == "/"}
     with contextlib.suppress(OSError):
         for entry in os.scandir(_SHM):
             openmp = _OPENMP.fullmatch(entry.name)
@@ -62,7 +66,7 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Unlink shared memory that is still there, ours, and used by no living process. Returns what was removed."""
+    """Unlink traces that are still there, ours, and used by no living process; returns which."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
     living = [pid for pid in psutil.pids() if (_stat(pid) or (0, False))[1]] if left else []
     in_use = traces(living)
@@ -75,84 +79,16 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     return tuple(removed)
 
 
-def _mapped(pid: int) -> set[int]:
-    """Inodes, since a semaphore is mapped under a name that it had only while it was made."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    return {int(match["inode"]) for match in _MAPPED.finditer(maps)}
-
-
 def _is_our_trace(path: Path) -> bool:
-    """Whether nothing of the user's would be removed: the path may stand in a file that somebody changed."""
-    if path.parent != _SHM:
-        return False
+    """Whether nothing of the user's would be removed: the path may stand in a changed file."""
     with contextlib.suppress(OSError):
         status = path.lstat()
-        return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+        if path.parent == _SHM and stat.S_ISREG(status.st_mode):
+            return status.st_uid == os.geteuid()
+        bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  # to compare
+        is_ours = ".." not in path.parts and any(path.is_relative_to(base) for base in bases)
+        return is_ours and stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
     return False
-
-
-_MADE = re.compile(r"specserve-((?P<pid>\d{1,10})-(?P<ticks>\d{1,20})-)?[a-z0-9_]{8}")
-_LONGEST = 70
-"""Of the folder's path: vLLM puts sockets with names of 36 characters into it, and a socket's path has 107."""
-
-
-def make_scratch(env: Mapping[str, str], *, outlives_us: bool = False) -> Path | None:
-    """A new folder in the temporary one, in /tmp if that one's path is too long; None if neither can be written.
-
-    Folders whose command was killed are removed on the way; those that outlive theirs have another to see to them.
-    """
-    owner = "" if outlives_us else f"{os.getpid()}-{ticks(os.getpid())}-"
-    for base in (env.get("TMPDIR") or tempfile.gettempdir(), "/tmp"):  # noqa: S108  # a fresh private folder
-        _sweep(Path(base))
-        with contextlib.suppress(OSError):
-            made = Path(tempfile.mkdtemp(prefix=f"specserve-{owner}", dir=base))
-            if len(str(made)) <= _LONGEST:
-                return made
-            made.rmdir()
-    return None
-
-
-def _sweep(base: Path) -> None:
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(base):
-            owned = _MADE.fullmatch(entry.name)
-            if owned and owned["pid"] and not is_alive(int(owned["pid"]), since=int(owned["ticks"])):
-                remove_scratch(Path(entry.path))
-
-
-def within(env: Mapping[str, str], scratch: Path | None) -> dict[str, str]:
-    """The environment of a server that uses the folder. Caches that outlive a server stay where they were."""
-    if scratch is None:
-        return dict(env)
-    cache = Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"torchinductor_{_user()}"
-    # at the end: setproctitle names no process if the first variable was changed (vLLM changes this one)
-    return {
-        **{name: value for name, value in env.items() if name != "VLLM_RPC_BASE_PATH"},
-        "TMPDIR": str(scratch),
-        "TORCHINDUCTOR_CACHE_DIR": env.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),
-    }
-
-
-def _user() -> str:
-    """As torch writes it into a path (torch/_inductor/runtime/cache_dir_utils.py, 2.13)."""
-    try:
-        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
-def remove_scratch(scratch: Path | None) -> None:
-    """Remove the folder and all in it, if it is one that `make_scratch` made: the path may stand in a file."""
-    if scratch is None or not _MADE.fullmatch(scratch.name):
-        return
-    with contextlib.suppress(OSError):
-        status = scratch.lstat()
-        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-        if is_private and status.st_uid == os.geteuid():
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def state_folder() -> Path:
@@ -165,8 +101,8 @@ def state_folder() -> Path:
 def private(folder: Path) -> Path:
     """The folder, made if it is missing, for its owner alone: as is every folder of ours above it.
 
-    Raises OSError, also if one of ours is a link or belongs to somebody else: who may exchange what lies in it
-    chooses which processes are signalled.
+    Raises OSError, also if one of ours is a link or belongs to somebody else: who may exchange what
+    lies in it chooses which processes are signalled.
     """
     base = state_folder()
     if folder != base and folder.is_relative_to(base):
@@ -193,7 +129,8 @@ def _keep_private(folder: Path) -> None:
 def read_own(path: Path, *, most_bytes: int) -> bytes:
     """What stands in a plain file of this user; of a larger one a byte more than `most_bytes`.
 
-    Raises OSError, also for a link and for a file of somebody else: it might name what is then signalled or removed.
+    Raises OSError, also for a link and for a file of somebody else: it might name what is then
+    signalled or removed.
     """
     with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():
@@ -202,9 +139,8 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
 
 
 def append_own(path: Path) -> int:
-    """A descriptor that appends to a plain file, made for its owner alone if it is missing. Raises OSError.
+    """A descriptor that appends to a plain file, made for its owner alone if it is missing.
 
-    A link is not followed: it may lead to a file that must not be written.
+    Raises OSError. A link is not followed: it may lead to a file that must not be written.
     """
-    # as serve/detached/watcher.py opens it, which imports nothing of ours
     return open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)

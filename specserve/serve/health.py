@@ -1,4 +1,4 @@
-"""Whether a server is well: it answers, its processes move, its nodes hold together, it completes a text."""
+"""Whether a server is well: it answers, its processes move, its nodes hold together."""
 
 from __future__ import annotations
 
@@ -40,38 +40,20 @@ def get(
     return None
 
 
-def _text(url: str, *, timeout_s: float, key: str | None = None) -> str | None:
-    """What a GET returns with status 200."""
-    answer = get(url, timeout_s=timeout_s, key=key)
-    return answer.text if answer is not None and answer.status == 200 else None
-
-
 def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
     """Whether GET /health says 200."""
-    return _text(f"{url}/health", timeout_s=timeout_s) is not None
-
-
-def metrics_text(url: str, *, timeout_s: float = 2.0) -> str:
-    """What GET /metrics says; empty if it says nothing."""
-    return _text(f"{url}/metrics", timeout_s=timeout_s) or ""
+    answer = get(f"{url}/health", timeout_s=timeout_s)
+    return answer is not None and answer.status == 200
 
 
 def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
     """The figures of GET /metrics; None if it says nothing that can be read."""
     from specserve.metrics.prometheus import read
 
-    if text := metrics_text(url, timeout_s=timeout_s):
-        with contextlib.suppress(FactError):
-            return read(text)
+    answer = get(f"{url}/metrics", timeout_s=timeout_s)
+    with contextlib.suppress(FactError):
+        return read(answer.text) if answer is not None and answer.status == 200 else None
     return None
-
-
-def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
-    """The model names that a server there offers; none if it is not such a server."""
-    text = _text(f"{url}/v1/models", timeout_s=timeout_s, key=key)
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        return tuple(str(model["id"]) for model in json.loads(text or "")["data"])
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +66,7 @@ class Activity:
 
 
 def activity(processes: Sequence[psutil.Process], *, log_bytes: int) -> Activity:
-    """Sum over the living processes. A process that ends takes its share away, which counts as movement."""
+    """Sum over the living processes. One that ends takes its share away: that is movement."""
     io_bytes, cpu_s = 0, 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError, AttributeError):
@@ -96,7 +78,7 @@ def activity(processes: Sequence[psutil.Process], *, log_bytes: int) -> Activity
 
 
 class StallClock:
-    """How long nothing has moved. Idle threads tick a little: under 1 % of a core is standing still."""
+    """How long nothing has moved. Idle threads tick: under 1 % of a core is standing still."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -104,14 +86,16 @@ class StallClock:
         self._since_s = 0.0
 
     def is_stalled(self, now: Activity, *, at_s: float, limit_s: float | None = None) -> bool:
-        """Whether nothing has moved for the limit, or the one given, by what was done until the time `at_s`."""
+        """Whether nothing has moved for the limit, or the one given, until the time `at_s`."""
         if self._mark is None or self._moved(self._mark, now):
             self._mark, self._since_s = now, at_s
         return at_s - self._since_s >= (self._limit_s if limit_s is None else limit_s)
 
     def refuse_stall(self, group: Group, phase: str) -> None:
-        """Raises LaunchError when the log, the disk and the CPU of a start have stood still for too long."""
-        limit_s = min(self._limit_s, _WITHOUT_LOG_S) if is_disk_full(group.log_path) else self._limit_s
+        """Raises LaunchError when log, disk and CPU of a start have stood still for too long."""
+        limit_s = (
+            min(self._limit_s, _WITHOUT_LOG_S) if is_disk_full(group.log_path) else self._limit_s
+        )
         # a server that answers writes figures now and then, whether or not a request moves
         log_bytes = 0
         if phase != Phase.WARM_UP:
@@ -130,7 +114,7 @@ class StallClock:
 
 
 STILL_S = 60.0
-"""So long without a token, beside waiting requests, is a hang: no step of a healthy server takes that long."""
+"""So long without a token, beside waiting requests, is a hang: no healthy step takes that long."""
 
 
 class ProgressWatch:
@@ -142,9 +126,9 @@ class ProgressWatch:
         self._since_s = 0.0
 
     def look(self, metrics: Metrics | None, *, at_s: float) -> Hangs | None:
-        """What is wrong at this time, in seconds of any clock; None if tokens come, or nobody waits for one.
+        """What is wrong at this time, in seconds of a clock; None if tokens come, or nobody waits.
 
-        `metrics` is None if the server did not give any: then nothing is known, and nothing is said.
+        `metrics` is None if the server did not give any: then nothing is known.
         """
         if metrics is None:
             return None
@@ -161,14 +145,14 @@ class ProgressWatch:
 
 Link = tuple[Any, Any]
 _LOOKS = 2
-"""A link is lost when it is missed this many times: one look may fall between two of vLLM's own steps."""
+"""Times that a link is missed before it is lost: a look may fall between two steps of vLLM."""
 
 
 class Links:
-    """The connections to node 0's store, which every rank of the others holds for as long as it lives.
+    """The connections to node 0's store, which every rank of the others holds while it lives.
 
-    vLLM's ranks notice a loss only in their next step, and idle ones never do: node 0 would go on to answer /health.
-    Source: vllm/distributed/parallel_state.py 0.32, `init_distributed_environment`; torch's TCPStore.
+    vLLM's ranks notice a loss only in their next step, and idle ones never do: node 0 would go on
+    to answer /health. Source: vllm/distributed/parallel_state.py 0.32, torch's TCPStore.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
@@ -178,7 +162,7 @@ class Links:
         self._missed = 0
 
     def look(self, processes: Sequence[psutil.Process], *, complete: bool) -> None:
-        """Raises LaunchError if the other side of a link is gone. `complete`: all nodes are there by now."""
+        """Raises LaunchError if the other side is gone. `complete`: all nodes are there by now."""
         links = _links(processes, self._port)
         lost = self._held - links if complete else (self._held if not links else frozenset())
         self._missed = self._missed + 1 if lost else 0
@@ -196,7 +180,8 @@ class Links:
         rank, nodes = self._plan.node_rank, self._plan.engine_kwargs["nnodes"]
         where = f"{self._plan.engine_kwargs.get('master_addr')}:{self._port}"
         who = f"node 0 ({where}) is" if rank else "another node is"
-        message = f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, so this node was stopped"
+        message = f"{who} gone: its connection to this node, {rank} of {nodes}, was closed"
+        message += ", so this node was stopped"
         return LaunchError(
             message,
             causes=("vLLM there ended, or its host went down: the log there shows why",),
@@ -205,12 +190,15 @@ class Links:
 
 
 def _links(processes: Sequence[psutil.Process], port: int) -> frozenset[Link]:
-    """Connections by the port of node 0 with processes that are not of this launch, by both ends."""
+    """Connections by the port of node 0 with processes of other launches, by both ends."""
     found: set[Link] = set()
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
             for one in process.net_connections(kind="tcp"):
-                if one.status == psutil.CONN_ESTABLISHED and port in (one.laddr.port, one.raddr.port):
+                if one.status == psutil.CONN_ESTABLISHED and port in (
+                    one.laddr.port,
+                    one.raddr.port,
+                ):
                     found.add((tuple(one.laddr), tuple(one.raddr)))
     return frozenset(link for link in found if (link[1], link[0]) not in found)
 
@@ -220,7 +208,7 @@ _MAX_TOKENS = 8
 
 
 def why_no_completion(plan: LaunchPlan) -> str | None:
-    """Ask for one short completion, without a limit on the time; why there was none, in the server's words."""
+    """Ask for one short completion, however long it takes; why there was none."""
     key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
     body = {"model": plan.model, "prompt": "Hello", "max_tokens": _MAX_TOKENS}
     answer = get(f"{plan.url}/v1/completions", timeout_s=None, key=key, body=json.dumps(body))

@@ -20,10 +20,10 @@ _TICK_S = 0.2
 
 
 class OfflineEngine:
-    """A `vllm.LLM` in a process group of its own; a context manager, so that no process outlives it.
+    """A `vllm.LLM` in a child; a context manager, so that no process outlives it.
 
-    `on_tick` is called a few times a second while there is nothing to report. Raises LaunchError, with the
-    phase and the path of the log, when the engine does not come up or dies.
+    `on_tick` is called a few times a second while there is nothing to report. Raises LaunchError,
+    with the phase and the path of the log, when the engine does not come up or dies.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class OfflineEngine:
         self._clock = StallClock(plan.stall_timeout_s)
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None if the engine does not speculate."""
-        env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
+        env = {
+            name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"
+        }  # no server, no key
         self._child = JsonChild(command or CHILD, env=resolve_env(env), log_path=log_path)
 
     def __enter__(self) -> OfflineEngine:
@@ -50,7 +52,7 @@ class OfflineEngine:
         self.close()
 
     def start(self) -> str:
-        """Load the model; returns vLLM's version. Only a time without progress is limited, not the whole."""
+        """Load the model; returns vLLM's version. Only a time without progress is limited."""
         self._child.tell({"engine_kwargs": dict(self._plan.engine_kwargs)})
         ready = self._next()
         self._phase = "generating"
@@ -58,7 +60,7 @@ class OfflineEngine:
         return str(ready["vllm"])
 
     def answers(self, requests: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """An answer to each request with its `index`, in the order in which they are known: a text or an `error`."""
+        """An answer to each request with its `index`, as they come: a text or an `error`."""
         for request in requests:
             self._child.tell(request)
         self._child.tell({"end": True})
@@ -69,7 +71,7 @@ class OfflineEngine:
             self.acceptance = Acceptance(**counts, accepted_per_position=positions)
 
     def close(self) -> None:
-        """End the engine at once: it holds nothing that is not written, and vLLM's own end takes seconds."""
+        """End the engine at once: vLLM's own end takes seconds."""
         self._child.close()
 
     def _next(self) -> dict[str, Any]:

@@ -26,30 +26,27 @@ from specserve.serve.events import OnEvent
 from specserve.serve.signals import StopRequest, signal_name
 
 _TRACKER_PATIENCE_S = 3.0
-_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 
 
-def count_oom_kills() -> int:
-    """How often the out-of-memory killer has struck, here and in this container; 0 if the kernel does not say."""
-    total = 0
-    for path in _COUNTERS:
-        with contextlib.suppress(OSError, ValueError):
-            lines = path.read_text(encoding="ascii").splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return total
+def session(leader: int) -> list[psutil.Process]:
+    """Every living process of the session of a first process, those without a parent included."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if leader in (os.getsid(pid), os.getpgid(pid)):
+                process = psutil.Process(pid)
+                if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    found.append(process)
+    return found
 
 
 class Group(ABC):
-    """The session of one vLLM: `pid` is its first process, the API server, and the id of the session."""
+    """The processes of one vLLM: `pid` is its first one, the API server."""
 
     pid: int
     log_path: Path
     traces: frozenset[Path] = frozenset()
     """Shared memory that its processes held when they were last looked at."""
-    scratch: Path | None = None
-    """Its temporary folder, which ends with it."""
-    oom_kills = 0
-    """How often the kernel had killed for memory when it was launched."""
     began_s = 0.0
     """When it was launched, on the monotonic clock."""
 
@@ -65,59 +62,29 @@ class Group(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Of the first process, negative for a signal; None while it runs, and if nobody saw its end."""
+        """Of the first process, negative for a signal; None while it runs, and if nobody saw it."""
 
     def members(self) -> list[psutil.Process]:
-        """Every living process of the session or the group, those that lost their parent included."""
-        found = []
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError, psutil.Error):
-                if self._has(pid):
-                    process = psutil.Process(pid)
-                    if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                        found.append(process)
-        return found
-
-    def _has(self, pid: int) -> bool:
-        return self.pid in (os.getsid(pid), os.getpgid(pid))
+        """Every living process of it."""
+        return session(self.pid)
 
     def note_traces(self) -> None:
         """Remember what the living processes hold: a killed process cannot remove it."""
         self.traces |= files.traces(process.pid for process in self.members())
 
-    def send(self, number: int) -> None:
-        """A signal to the first process alone, if it is still that one."""
-        if self.is_running():
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, number)
-
     def send_all(self, number: int, *, spares_trackers: bool = True) -> int:
         """A signal to every member; returns how many got it.
 
-        Python's resource trackers are spared: with nobody left they unlink what leaked, and end by themselves.
+        Python's resource trackers are spared: with nobody left they unlink what leaked, and end.
         """
         sent = 0
         for process in self.members():
             with contextlib.suppress(psutil.Error, OSError):
-                if not (
-                    spares_trackers and "multiprocessing.resource_tracker" in " ".join(process.cmdline())
-                ):
+                command = " ".join(process.cmdline())
+                if not (spares_trackers and "multiprocessing.resource_tracker" in command):
                     process.send_signal(number)
                     sent += 1
         return sent
-
-    def kill(self, *, patience_s: float = 30.0) -> bool:
-        """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible)."""
-        began_s = time.monotonic()
-        while self.members():
-            waited_s = time.monotonic() - began_s
-            self.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
-            self.is_running()  # reaps it, if it is our child
-            if waited_s > patience_s:
-                return False
-            time.sleep(0.02)
-        files.remove_scratch(self.scratch)
-        return True
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
@@ -137,14 +104,15 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     """Our environment with the plan's on top. Raises UsageError for a variable that is unset."""
     resolved = dict(os.environ)
     resolved.pop("NOTIFY_SOCKET", None)  # the service manager's messages are ours to send
-    # vLLM starts `python -m vllm…` of its own: a folder of that name in the working directory is not it
+    # vLLM starts `python -m vllm…`: a folder of that name in the working directory is not it
     resolved["PYTHONSAFEPATH"] = "1"
     for name, value in env.items():
         if isinstance(value, FromEnv):
             if not os.environ.get(value.name):
                 raise UsageError(
                     f"the environment variable `{value.name}` is not set",
-                    hint=f"the profile reads the server's `{name}` from it: run `export {value.name}=…`",
+                    hint=f"the profile reads the server's `{name}` from it:"
+                    f" run `export {value.name}=…`",
                 )
             resolved[name] = os.environ[value.name]
         else:
@@ -162,27 +130,25 @@ class Child(Group):
         """
         self.log_path = log_path
         self.began_s = time.monotonic()
-        self.oom_kills = count_oom_kills()
         try:
             files.private(log_path.parent)
             log = files.append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
-        self.scratch = files.make_scratch(env)
         try:
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._popen = subprocess.Popen(
                 list(argv),
-                env=files.within(env, self.scratch),
+                env=dict(env),
                 stderr=log,
                 start_new_session=True,
                 **self._streams(log),
             )
         except OSError as error:
-            files.remove_scratch(self.scratch)
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
-                hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)",
+                hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup`"
+                " (CPU)",
             ) from error
         finally:
             os.close(log)
@@ -206,13 +172,6 @@ class Child(Group):
         """Of the first process, negative for a signal; None while it runs."""
         return self._popen.poll()
 
-    def kill(self, *, patience_s: float = 30.0) -> bool:
-        """As every group is killed; then the first process is reaped."""
-        if not super().kill(patience_s=patience_s):
-            return False
-        self.wait(patience_s)
-        return True
-
 
 def _die_with_parent() -> Callable[[], None] | None:
     """Ask the kernel to stop vLLM when specserve is killed -9; its engine follows its API server.
@@ -229,7 +188,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 class JsonChild(Child):
-    """A child that is spoken to in lines of JSON on its standard streams; threads do the reading and the writing.
+    """A child that is spoken to in lines of JSON; threads do the reading and the writing.
 
     A child that hangs does not read, and one that we left alone notices the end of its input.
     """
@@ -238,7 +197,9 @@ class JsonChild(Child):
         super().__init__(argv, env=env, log_path=log_path)
         self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._read, self._write)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -265,7 +226,7 @@ class JsonChild(Child):
         self._outbox.put(message)
 
     def receive(self, limit_s: float) -> dict[str, Any] | None:
-        """The next message; None if there will be none. Raises queue.Empty if the child says nothing so long."""
+        """The next message; None if there will be none. Raises queue.Empty at the limit."""
         try:
             return self._inbox.get(timeout=limit_s)
         except queue.Empty:
@@ -282,59 +243,63 @@ class JsonChild(Child):
             thread.join(_LAST_WORDS_S)
 
 
-_BEFORE_READY_GRACE_S = 5.0
-_ORPHAN_GRACE_S = 2.0
+_BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S, _KERNEL_PATIENCE_S = 5.0, 2.0, 30.0
 
 
-def end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
-    """Stop every process, by force if needed, and remove what they leave. Safe to call on a dead group.
+def end(
+    child: Child, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent
+) -> None:
+    """Stop every process, by force if needed, and remove what they leave; a dead one's too.
 
-    A server that serves may take `drain_s` for the requests that run; one that starts is not trusted to stop. Raises
-    FactError if the kernel keeps a process.
+    A server that serves may take `drain_s` for the requests that run; one that starts is not
+    trusted to stop. Raises FactError if the kernel keeps a process.
     """
     began_s = time.monotonic()
-    if group.is_running():
-        group.note_traces()
-        _ask_to_end(group, is_serving=is_serving, drain_s=drain_s, stop=stop, emit=emit)
-    killed, removed = clear(group)
-    if left := group.members():
-        pids = ", ".join(str(process.pid) for process in left)
-        raise FactError(
-            f"the kernel has not ended process {pids}",
-            hint="it is waiting for a device or a disk: see `dmesg`",
-        )
+    if child.is_running():
+        child.note_traces()
+        number = signal.SIGTERM if is_serving else signal.SIGINT
+        grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
+        emit(events.Stopping(signal_name(number), grace_s))
+        deadline = began_s + grace_s
+        # vLLM drains its requests only if its workers do not get it too
+        if is_serving:
+            with contextlib.suppress(OSError):
+                os.kill(child.pid, number)
+        else:
+            child.send_all(number, spares_trackers=False)
+        has_leader = True
+        while time.monotonic() < deadline and child.members():
+            if has_leader and not child.is_running():
+                has_leader = False
+                deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
+            stop.wait(0.05)
+            if stop.count >= 2:  # a second Ctrl-C
+                break
+    killed, removed = clear(child)
     emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
 
 
-def _ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
-    """Send the signal and wait: its grace for the first process, a moment more for its orphans."""
-    number = signal.SIGTERM if is_serving else signal.SIGINT
-    grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
-    emit(events.Stopping(signal_name(number), grace_s))
-    deadline = time.monotonic() + grace_s
-    # vLLM drains its requests only if its workers do not get it too
-    if is_serving:
-        group.send(number)
-    else:
-        group.send_all(number, spares_trackers=False)
-    has_leader = True
-    while time.monotonic() < deadline and group.members():
-        if has_leader and not group.is_running():
-            has_leader = False
-            deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
-        stop.wait(0.05)
-        if stop.count >= 2:  # a second Ctrl-C
-            return
-
-
 def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
-    """Kill what is left, and remove what it held. Returns whether it took SIGKILL, and what was removed.
+    """Kill what is left, and remove what it held. Returns whether it took SIGKILL, and the latter.
 
-    The traces are read once everything stands still: an orphan that still starts must not make more meanwhile.
+    Raises FactError if the kernel keeps a process. The traces are read once everything stands
+    still: an orphan that still starts must not make more meanwhile.
     """
+    began_s = time.monotonic()
     try:
         is_left = group.send_all(signal.SIGSTOP) > 0
         group.note_traces()
     finally:  # an interruption must not leave frozen processes behind
-        is_gone = group.kill()
-    return is_left, files.remove(group.traces) if is_gone else ()
+        while left := group.members():
+            waited_s = time.monotonic() - began_s
+            if waited_s > _KERNEL_PATIENCE_S:
+                raise FactError(
+                    f"the kernel has not ended process {', '.join(str(each.pid) for each in left)}",
+                    hint="it is waiting for a device or a disk: see `dmesg`",
+                )
+            group.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
+            group.is_running()  # reaps it, if it is our child
+            time.sleep(0.02)
+    if isinstance(group, Child):
+        group.wait()
+    return is_left, files.remove(group.traces)

@@ -1,4 +1,4 @@
-"""One server from launch to end, in the foreground or left behind: started, watched, stopped, nothing left."""
+"""One server from launch to end: started, watched, stopped, nothing left."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from specserve.errors import Interrupted, LaunchError, UsageError
-from specserve.hardware.host import Holder, holder
+from specserve.hardware.host import holder
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import causes, events, health
 from specserve.serve.events import MemoryFigures, OnEvent, Phase, next_phase
 from specserve.serve.health import Links, ProgressWatch, StallClock
 from specserve.serve.logs import LogTail
-from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
+from specserve.serve.process import Child, end, resident_bytes, resolve_env
 from specserve.serve.signals import StopRequest, notify, signal_name
 
 _TICK_S = 0.1
@@ -32,10 +32,16 @@ _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
 
 class RunningServer:
-    """A server that runs: the same states whether this command stays with it (`running`) or leaves it (`launch`)."""
+    """A server that runs, in the foreground or watched by a process of its own."""
 
     def __init__(
-        self, plan: LaunchPlan, child: Group, *, stop: StopRequest, emit: OnEvent, warms_up: bool = False
+        self,
+        plan: LaunchPlan,
+        child: Child,
+        *,
+        stop: StopRequest,
+        emit: OnEvent,
+        warms_up: bool = False,
     ) -> None:
         """`warms_up`: whether one request is answered before it counts as ready."""
         self.plan = plan
@@ -61,12 +67,13 @@ class RunningServer:
         """vLLM's first process."""
         return self.child.pid
 
-    def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Wait until it answers. Raises LaunchError, Interrupted, and what `on_ready` raises, which ends it."""
+    def start(self) -> None:
+        """Wait until it answers. Raises LaunchError and Interrupted."""
         self._emit(events.Started(self.pid, str(self.log_path)))
         self._emit(events.PhaseStarted(self.phase, self.child.elapsed_s))
         if self._until(self._is_up):
-            self._complete_figures()
+            self._read_log()
+            self._end_phase()
             if self._warms_up and self.plan.answers:
                 self._warm_up()
         if self.stop.count:
@@ -77,7 +84,6 @@ class RunningServer:
         self.phase = Phase.SERVING
         self.child.note_traces()
         self._emit(self._up())
-        on_ready()
         where = f"at {self.url}" if self.plan.answers else f"as node {self.plan.node_rank}"
         notify("READY=1", f"STATUS=serving {self.plan.model} {where}")
 
@@ -121,16 +127,8 @@ class RunningServer:
     def _end_phase(self) -> None:
         self._emit(events.PhaseEnded(self.phase, self.child.elapsed_s - self._phase_began_s))
 
-    def _complete_figures(self) -> None:
-        """The last lines of the start, and from the metrics what a quiet log left out."""
-        self._read_log()
-        self._end_phase()
-        if self.plan.answers:
-            with contextlib.suppress(ValueError):
-                self.figures = events.add_metrics(self.figures, health.metrics_text(self.url))
-
     def _warm_up(self) -> None:
-        """Send one short completion and wait for it; a server that refuses it is ready all the same."""
+        """Send one short completion and wait; a server that refuses it is ready all the same."""
         reasons: list[str | None] = []
         # a thread: the process is watched meanwhile, and a server that hangs never answers
         asking = threading.Thread(
@@ -145,24 +143,29 @@ class RunningServer:
                 self._emit(events.StaysCold(reasons[0]))
 
     def _is_up(self) -> bool:
-        """Whether it answers; for a node that only computes, whether it has loaded and is linked with node 0."""
+        """Whether it answers; a node that only computes: whether it is loaded and linked."""
         if self.plan.answers:
             return health.is_healthy(self.url)
         return self.phase in _LOADED and self._links is not None and self._links.is_joined
 
     def _up(self) -> events.Event:
         """The news that it is up."""
-        elapsed_s, resident = self.child.elapsed_s, resident_bytes(self.child.members())
-        if not self.plan.answers:
-            nodes = int(str(self.plan.engine_kwargs["nnodes"]))
-            return events.Joined(self.plan.node_rank or 0, nodes, elapsed_s, resident)
-        return events.Ready(self.url, self.plan.model, elapsed_s, self.figures, resident)
+        elapsed_s = self.child.elapsed_s
+        if self.plan.answers:
+            resident = resident_bytes(self.child.members())
+            return events.Ready(self.url, self.plan.model, elapsed_s, self.figures, resident)
+        nodes = int(str(self.plan.engine_kwargs["nnodes"]))
+        return events.Joined(self.plan.node_rank or 0, nodes, elapsed_s)
 
-    def wait(self) -> None:
-        """Wait until someone asks for the stop. Raises LaunchError if it ends by itself."""
+    def wait(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Wait until someone asks for the stop. Raises LaunchError if it ends by itself.
+
+        `on_tick` is called about once a second.
+        """
         watch, was_still, look_at_s = ProgressWatch(), False, 0.0
         while not self.stop.wait(_CHECK_S):
             self.check()
+            on_tick()
             self._look_at_nodes(complete=True)
             if self.plan.answers and time.monotonic() >= look_at_s:
                 look_at_s = time.monotonic() + _LOOK_EVERY_S
@@ -172,7 +175,7 @@ class RunningServer:
                     self._emit(hang or events.GoesOn())
 
     def _look_at_nodes(self, *, complete: bool) -> None:
-        """Raises LaunchError if another node is gone; its own death comes first, for it may be the cause."""
+        """Raises LaunchError if another node is gone; its own death comes first."""
         if self._links is not None and self.child.is_running():
             self._links.look(self.child.members(), complete=complete)
 
@@ -184,7 +187,7 @@ class RunningServer:
         raise causes.died(self.child, self.phase, after_s=self.child.elapsed_s)
 
     def check_soon(self) -> None:
-        """As `check`; a server that answers no more is waited for, since its processes end after its port."""
+        """As `check`; one that answers no more is waited for: its port closes first."""
         ends_s = time.monotonic() + _DYING_S
         while self.child.is_running() and not self.stop.count and time.monotonic() < ends_s:
             if not self.plan.answers or health.is_healthy(self.url):
@@ -194,7 +197,7 @@ class RunningServer:
 
     @contextlib.contextmanager
     def explaining_failures(self) -> Iterator[None]:
-        """Raises LaunchError instead of what failed if the server died: its death explains the failure."""
+        """Raises LaunchError instead of what failed if the server died meanwhile."""
         try:
             yield
         except LaunchError:
@@ -224,8 +227,8 @@ def running(
 ) -> Iterator[RunningServer]:
     """Start the plan's server, hand it over when it is ready, stop it at the end whatever happens.
 
-    Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted (`stop` was
-    requested before it was ready).
+    Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile),
+    Interrupted (`stop` was requested before it was ready).
     """
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
@@ -261,7 +264,7 @@ def _never_failing(on_event: OnEvent) -> OnEvent:
 
 
 def refuse_taken_port(plan: LaunchPlan) -> None:
-    """Raises LaunchError if another process holds the port; says so if it serves this model already."""
+    """Raises LaunchError if another process holds the port."""
     if not plan.answers:
         return
     try:
@@ -273,20 +276,5 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
         ) from error
     if found is None:
         return
-    key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
-    if plan.model in health.served_models(plan.url, key=key if _is_own(found) else None):
-        raise LaunchError(
-            f"`{plan.model}` is already served at {plan.url} by {found}",
-            hint=(
-                f"`specserve ask --server {plan.url}` sends it a prompt; use `--port 0` to start another server"
-            ),
-        )
-    raise LaunchError(f"port {plan.port} is taken by {found}", hint="use `--port 0` for a free one")
-
-
-def _is_own(found: Holder) -> bool:
-    """Whether the holder is a process of this user: nobody else is to be shown a key."""
-    try:
-        return found.pid is not None and Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
-    except OSError:
-        return False
+    hint = "use `--port 0` for a free one; `specserve ps` lists detached servers"
+    raise LaunchError(f"port {plan.port} is taken by {found}", hint=hint)

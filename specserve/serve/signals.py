@@ -23,7 +23,7 @@ def signal_name(number: int) -> str:
 
 
 class StopRequest:
-    """Set once or more, from a signal handler or a thread. (threading.Event may deadlock in a handler.)"""
+    """Set once or more, by a signal handler or a thread. (threading.Event may deadlock there.)"""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -39,7 +39,7 @@ class StopRequest:
             os.write(self._write, b"\0")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is a request newer than the last wait, or time is up; whether one was ever made."""
+        """Wait for a request newer than the last wait, or the time; whether one was ever made."""
         if select.select([self._read], [], [], timeout_s)[0]:
             with contextlib.suppress(OSError):
                 os.read(self._read, 64)
@@ -85,7 +85,9 @@ def notify(*states: str) -> bool:
         address = "\0" + address[1:]  # an abstract socket
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.connect(address)
-        lines = [" ".join(state.split()) for state in states]  # a name in it must not add a line of its own
+        lines = [
+            " ".join(state.split()) for state in states
+        ]  # a name in it must not add a line of its own
         client.sendall("\n".join(lines).encode())
         return True
     return False

@@ -21,7 +21,7 @@ from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.health import is_healthy
-from specserve.serve.server import refuse_taken_port, running
+from specserve.serve.server import refuse_taken_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from service_manager import ServiceManager
@@ -128,15 +128,6 @@ def test_a_port_of_another_program_is_refused_before_anything_starts(tmp_path: P
         with pytest.raises(LaunchError, match=rf"port {port} is taken by .*\(pid {os.getpid()}\)"):
             start(plan(port=port))
     assert not (tmp_path / "logs").exists()
-
-
-def test_a_model_that_is_served_there_already_is_said_to_be(tmp_path: Path) -> None:
-    first = plan()
-    with running(first, log_path=tmp_path / "first.log"):
-        with pytest.raises(LaunchError, match=f"`tiny` is already served at {first.url}") as caught:
-            refuse_taken_port(first)
-        assert caught.value.hint is not None
-        assert f"specserve ask --server {first.url}" in caught.value.hint
 
 
 def test_an_address_of_another_host_is_a_usage_error() -> None:

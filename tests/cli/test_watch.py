@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run as run
-from specserve.serve.detached import registry
-from specserve.serve.detached.processes import boot_id, identity
-from specserve.serve.detached.registry import LaunchedVariant, Record
+from specserve.serve.detached import records
+from specserve.serve.detached.records import Record, boot_id, identity
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, free_port, serving
@@ -264,34 +263,29 @@ def detached(
     profile: str = "-",
     key: str | None = None,
     method: str | None = "ngram",
-    variant: LaunchedVariant | None = None,
+    alternative: str | None = None,
+    settings: tuple[str, ...] = (),
 ) -> None:
     """A detached server's state, of one that answers there."""
-    registry.write(
+    records.write(
         Record(
             name=name,
-            run="1",
             boot_id=boot_id(),
             started_at_s=time.time(),
             log_path="/nowhere",
             profile=profile,
-            fingerprint="f" * 64,
-            vllm="0.32.0",
+            alternative=alternative,
+            settings=settings,
             url=url,
-            host="127.0.0.1",
             port=int(url.rpartition(":")[2]),
             model="demo",
             method=method,
             num_speculative_tokens=4,
-            devices=("cpu",),
-            device_share=None,
-            device_bytes=None,
             shutdown_timeout_s=5.0,
-            stall_timeout_s=5.0,
             api_key_env=key,
-            launcher=identity(os.getpid()),
+            watcher=identity(os.getpid()),
             leader=identity(os.getpid()),
-            variant=variant or LaunchedVariant(),
+            ready_at_s=time.time(),
         )
     )
 
@@ -307,18 +301,18 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     with traffic(script):
         assert run(["watch", *AT_ONCE]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
+    assert found["profile"] == "mine"
     assert found["promises"][0]["kept"] == "missed"
 
 
 @pytest.mark.parametrize(
-    ("method", "variant", "state", "code"),
+    ("method", "variant", "settings", "state", "code"),
     [
-        ("ngram", LaunchedVariant(), "MISSED", 1),
-        ("ngram", LaunchedVariant(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "STEADY", 0),
-        ("suffix", LaunchedVariant("suffix"), "STEADY", 0),
-        ("suffix", LaunchedVariant("gone from the file"), "STEADY", 0),
-        (None, LaunchedVariant("baseline"), "OFF", 0),
+        ("ngram", None, (), "MISSED", 1),
+        ("ngram", None, ("expect=[{min_mean_acceptance_length: 3}]",), "STEADY", 0),
+        ("suffix", "suffix", (), "STEADY", 0),
+        ("suffix", "gone from the file", (), "STEADY", 0),
+        (None, "baseline", (), "OFF", 0),
     ],
 )
 def test_a_detached_server_is_held_to_what_it_was_started_as(
@@ -326,7 +320,8 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     script: Script,
     write: Callable[..., Path],
     method: str | None,
-    variant: LaunchedVariant,
+    variant: str | None,
+    settings: tuple[str, ...],
     state: str,
     code: int,
     capsys: Captured,
@@ -337,13 +332,13 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
         expect: [{min_mean_acceptance_length: 3.9}]
     """)
-    detached(url, profile=str(file), method=method, variant=variant)
+    detached(url, profile=str(file), method=method, alternative=variant, settings=settings)
     script.engines[0].speculates = method is not None
     with traffic(script):
         assert run(["watch", *AT_ONCE, "--strict"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"]["word"] == state
-    is_other = variant.alternative is not None
+    is_other = variant is not None
     assert ("no promises are judged: `expect` is not for" in err) == is_other
 
 

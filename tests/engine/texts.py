@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.metrics.counters import Acceptance, total_acceptance
-from specserve.metrics.prometheus import read
-from specserve.serve.health import metrics_text
+from specserve.serve.health import metrics
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
@@ -102,7 +101,9 @@ def near_ties(texts: Sequence[Text], references: Sequence[Text]) -> int:
 
 def acceptance(up: Up) -> Acceptance:
     """What the server's counters hold since its start."""
-    return total_acceptance(read(metrics_text(up.url, timeout_s=5.0)).acceptance.values())
+    found = metrics(up.url, timeout_s=5.0)
+    assert found is not None
+    return total_acceptance(found.acceptance.values())
 
 
 def logprobs(up: Up, text: Text) -> list[float]:

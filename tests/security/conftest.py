@@ -11,9 +11,9 @@ import pytest
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
-from specserve.serve.detached.launch import DeviceRoom, launch
-from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import Record
+from specserve.serve.detached import records
+from specserve.serve.detached.records import Record
+from specserve.serve.detached.watcher import launch, stop_server
 from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
@@ -54,11 +54,11 @@ def start(state: Path) -> Iterator[Start]:
                 _plan(*arguments, env=env),
                 name="demo",
                 profile="demo.yaml",
-                room=DeviceRoom(("cpu",), None, 1 << 20),
                 log_path=log_path or state / "logs" / "demo.log",
                 stop=stop,
             )
 
     yield started
     with StopRequest() as stop:
-        stop_marked("demo", stop=stop, emit=events.ignore)
+        for name in records.names():
+            stop_server(name, stop=stop, emit=events.ignore)

@@ -25,7 +25,7 @@ from specserve.report.servers import JsonView, TextView, table
 from specserve.report.text import json_document
 from specserve.serve import events
 from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.registry import Ended, Record
+from specserve.serve.detached.records import Ended, Record
 from specserve.serve.events import MemoryFigures
 from specserve.serve.requests import shown
 
@@ -131,17 +131,15 @@ def test_a_quoted_line_of_a_profile_gives_no_order(
 
 
 RECORD = Record(
-    name="demo", run="r", boot_id="b", started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL, fingerprint=EVIL,
-    vllm=EVIL, url=EVIL, host="h", port=1, model=EVIL, method=EVIL, num_speculative_tokens=1, devices=(EVIL,),
-    device_share=None,
-    device_bytes=None, shutdown_timeout_s=1, stall_timeout_s=1, api_key_env=EVIL, launcher=(7, 1), leader=(8, 1),
-    ended=Ended(1.0, 1, EVIL, EVIL, EVIL),
+    name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
+    alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", port=1, model=EVIL, method=EVIL,
+    num_speculative_tokens=4, api_key_env=EVIL, shutdown_timeout_s=1.0, ended=Ended(EVIL, EVIL, EVIL),
 )  # fmt: skip
 
 
 def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
     record = dataclasses.replace(RECORD, method="ngram")
-    text = table([Seen("demo", "dead", EVIL, record), Seen("lost", "lost", EVIL)])
+    text = table([Seen("demo", "dead", EVIL, record), Seen("lost", "dead", EVIL)])
     assert not _ORDER.search(text)
     lines = text.splitlines()
     assert [line[:4] for line in lines[:3]] == ["NAME", "demo", "lost"]
@@ -200,15 +198,14 @@ def test_what_a_server_refuses_with_gives_the_terminal_no_order(
 
 
 def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from specserve.serve.detached import registry
-    from specserve.serve.detached.processes import boot_id
+    from specserve.serve.detached import records
     from specserve.serve.files import private
 
     log = private(state / "logs") / "demo.log"
     log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")
     import dataclasses
 
-    registry.write(dataclasses.replace(RECORD, log_path=str(log), boot_id=boot_id(), leader=(2**31 - 2, 1)))
+    records.write(dataclasses.replace(RECORD, log_path=str(log)))
     for words in (["logs", "demo"], ["logs", "demo", "-f"], ["ps"], ["down", "demo"]):
         assert run(words) == 0
         captured = capsys.readouterr()

@@ -21,7 +21,7 @@ from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
-from specserve.serve.detached.registry import NAME, default_name
+from specserve.serve.detached.records import NAME, default_name
 from specserve.serve.signals import notify
 from specserve.vllm.versions import table
 

@@ -21,7 +21,6 @@ class Ended(Group):
 
     pid = 0
     exit_code = None
-    oom_kills = 10**9
 
     def __init__(self, log_path: Path, *, exit_code: int | None) -> None:
         self.log_path, self.exit_code = log_path, exit_code

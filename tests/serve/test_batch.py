@@ -62,8 +62,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
         (b'{"messages": []}', "`messages` must be a list of objects with `role` and `content`"),
         (b'{"messages": "hi"}', "`messages` must be a list of objects with `role` and `content`"),
         (b'{"messages": ["hi"]}', "`messages` must be a list of objects with `role` and `content`"),
-        (b'{"messages": [{"content": "hi"}]}', "every message needs a `role`"),
-        (b'{"prompt": "a", "prompt": "b"}', "duplicate key `prompt`"),
+        (
+            b'{"messages": [{"content": "hi"}]}',
+            "`messages` must be a list of objects with `role` and `content`",
+        ),
         (b'{"prompt": "a", "temperature": NaN}', "`NaN` is not a JSON number"),
         (b'{"id": ["x"], "prompt": "a"}', "`id` must be a string or a number"),
         (b'{"id": true, "prompt": "a"}', "`id` must be a string or a number"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from specserve.profile.schema import Hardware, Server, Target
-from specserve.serve.causes import CausePattern, find_cause, stages, table
+from specserve.serve.causes import CausePattern, find_cause, table
 from specserve.serve.logs import LogLine, parse, read_end
 from specserve.vllm.facts import merged
 
@@ -20,7 +19,7 @@ HERE = Path(__file__).parent
 LOGS = HERE / "logs"
 """As vLLM wrote them, without the frames in the middle of long tracebacks, and mostly without INFO of a start.
 
-Only of rows that no public log stands for, and of how processes end; each row has an example besides.
+Only of rows that no public log stands for, and of how processes end.
 """
 SECTIONS = {
     name: {field.name for field in fields(section)}
@@ -34,35 +33,35 @@ HEALTHY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("log", "row", "says"),
-    [
-        ("unknown_flag", "unknown-flag", "this vLLM does not know `--no-such-flag`"),
-        ("suffix_without_arctic", "no-arctic-inference", "Arctic Inference is required for suffix decoding"),
-        ("numa_nodes", "numa-nodes", "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers"),
-        ("no_such_path", "no-such-model", "'/nope/x'"),
-        ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4"),
-        ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be"),
-        ("engine_killed_at_start", "killed", "the engine process died without a message"),
-        ("worker_killed_at_start", "killed", "a worker process died without a message"),
-        ("speculative_unknown_key", "speculation-unknown-key", "no `ngram_prompt_lookup_max`"),
-        ("mtp_on_a_plain_model", "speculation-method", "Unsupported speculative method: 'mtp'"),
-        ("ngram_bounds", "ngram-bounds", "prompt_lookup_min=5 must be <= prompt_lookup_max=2"),
-        ("quantization_not_here", "quantization-dtype", "torch.float32 is not supported for quantization"),
-        ("weights_lfs_pointer", "not-a-weight-file", "a .safetensors file has no header of one"),
-        ("architecture_unknown", "unsupported-architecture", "['FooForCausalLM'] are not supported for now"),
-        ("remote_code", "remote-code", "contains custom code which must be executed"),
-        ("config_broken", "broken-config", "'/models/badjson/config.json' is not a valid JSON file"),
-        ("tokenizer_missing", "tokenizer-missing", "the model has no tokenizer that loads here"),
-        ("chat_template_missing", "chat-template-file", "(/nope/template.jinja) appears path-like"),
-        ("batched_below_seqs", "batched-tokens-below-sequences", "(2) must be greater than or equal"),
-        ("tool_parser_unknown", "unknown-parser", "invalid tool call parser: nope"),
-        ("tool_without_parser", "tool-choice-without-parser", "requires --tool-call-parser"),
-        ("reasoning_parser_unknown", "unknown-parser", "Reasoning parser 'nope' not found"),
-        ("ray_missing", "no-ray", "Failed to import Ray: No module named 'ray'"),
-        ("segv_engine", "segmentation-fault", "Segfault encountered"),
-    ],
-)
+PROVOKED = [
+    ("unknown_flag", "unknown-flag", "this vLLM does not know `--no-such-flag`"),
+    ("suffix_without_arctic", "no-arctic-inference", "Arctic Inference is required for suffix decoding"),
+    ("numa_nodes", "numa-nodes", "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers"),
+    ("no_such_path", "no-such-model", "'/nope/x'"),
+    ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4"),
+    ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be"),
+    ("engine_killed_at_start", "killed", "the engine process died without a message"),
+    ("worker_killed_at_start", "killed", "a worker process died without a message"),
+    ("speculative_unknown_key", "speculation-unknown-key", "no `ngram_prompt_lookup_max`"),
+    ("mtp_on_a_plain_model", "speculation-method", "Unsupported speculative method: 'mtp'"),
+    ("ngram_bounds", "ngram-bounds", "prompt_lookup_min=5 must be <= prompt_lookup_max=2"),
+    ("quantization_not_here", "quantization-dtype", "torch.float32 is not supported for quantization"),
+    ("weights_lfs_pointer", "not-a-weight-file", "a .safetensors file has no header of one"),
+    ("architecture_unknown", "unsupported-architecture", "['FooForCausalLM'] are not supported for now"),
+    ("remote_code", "remote-code", "contains custom code which must be executed"),
+    ("config_broken", "broken-config", "'/models/badjson/config.json' is not a valid JSON file"),
+    ("tokenizer_missing", "tokenizer-missing", "the model has no tokenizer that loads here"),
+    ("chat_template_missing", "chat-template-file", "(/nope/template.jinja) appears path-like"),
+    ("batched_below_seqs", "batched-tokens-below-sequences", "(2) must be greater than or equal"),
+    ("tool_parser_unknown", "unknown-parser", "invalid tool call parser: nope"),
+    ("tool_without_parser", "tool-choice-without-parser", "requires --tool-call-parser"),
+    ("reasoning_parser_unknown", "unknown-parser", "Reasoning parser 'nope' not found"),
+    ("ray_missing", "no-ray", "Failed to import Ray: No module named 'ray'"),
+    ("segv_engine", "segmentation-fault", "Segfault encountered"),
+]
+
+
+@pytest.mark.parametrize(("log", "row", "says"), PROVOKED)
 def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: str, says: str) -> None:
     cause = find_cause(read_end(LOGS / f"{log}.log"), exit_code=1)
     assert cause.name == row
@@ -92,8 +91,8 @@ def test_each_public_log_names_its_thread_and_its_row() -> None:
     threads = [real["source"] for real in REAL]
     assert all("#" in thread and "/" in thread for thread in threads)
     found = {"killed", "exception", "last-line", "silent"}
-    assert {real["row"] for real in REAL} - rows - {stage.name for stage in stages()} == found
-    assert sum(real["row"] in rows for real in REAL) >= 100
+    assert {real["row"] for real in REAL} - rows == found
+    assert sum(real["row"] in rows for real in REAL) >= 80
     assert sum(real["row"] in {"last-line", "silent"} for real in REAL) >= 3
 
 
@@ -105,27 +104,6 @@ def test_noise_and_the_errors_of_single_requests_are_no_cause(
     assert not find_cause(parse(healthy["log"]), exit_code=exit_code).is_known
 
 
-def dresses(example: str) -> list[str]:
-    text = "".join(
-        f"(EngineCore pid=7) ERROR 11-21 01:42:15 [core.py:1] {line}\r\n" for line in example.split("\n")
-    )
-    colour = "".join(
-        f"[fleet] \x1b[0;36m(Worker_TP0 pid=7)\x1b[0;0m {line}\n" for line in example.split("\n")
-    )
-    record = {"levelname": "ERROR", "message": "failed", "exc_info": f"Traceback:\n{example}"}
-    return [example, text, colour, json.dumps(record)]
-
-
-@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
-def test_each_row_finds_its_example_in_every_dress_of_the_log(row: CausePattern) -> None:
-    for raw in dresses(row.example):
-        cause = find_cause(parse(raw), exit_code=1)
-        assert cause.name == row.name, raw
-        assert "{" not in cause.message
-        assert cause.hint
-        assert not cause.hint.endswith(".")
-
-
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
 def test_a_hint_names_keys_that_a_profile_has(row: CausePattern) -> None:
     for section, key in re.findall(r"`(engine|frontend|speculation)\.(\w+)", row.hint):
@@ -134,9 +112,10 @@ def test_a_hint_names_keys_that_a_profile_has(row: CausePattern) -> None:
         assert key in SECTIONS[section], f"{section}.{key}"
 
 
-def test_rows_have_names_of_their_own() -> None:
+def test_each_row_has_a_name_of_its_own_and_a_real_log() -> None:
     names = [row.name for row in table()]
-    assert len(set(names)) == len(names) >= 100
+    assert len(set(names)) == len(names)
+    assert set(names) == ({real["row"] for real in REAL} | {row for _, row, _ in PROVOKED}) & set(names)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -176,11 +155,6 @@ def test_a_signal_that_vllm_names_is_told_by_its_name(text: str, says: str) -> N
     assert says in find_cause([LogLine(text)], exit_code=1).message
 
 
-def test_the_kernel_is_named_where_it_struck() -> None:
-    lines = [LogLine("engine core exited unexpectedly; starting cleanup", "APIServer", "WARNING")]
-    assert "out-of-memory killer struck" in find_cause(lines, exit_code=0, out_of_memory=True).message
-
-
 def test_a_signal_from_outside_is_told_as_that() -> None:
     lines = [LogLine("[shutdown] API server: shutdown triggered", "APIServer", "INFO")]
     assert "sent vLLM SIGTERM" in find_cause(lines, exit_code=0).message
@@ -197,8 +171,6 @@ def test_a_killed_first_process_with_a_silent_log_is_told_by_its_signal() -> Non
 def test_a_signal_that_a_shell_in_between_told_by_its_exit_code_is_told_by_its_name() -> None:
     assert "was killed by SIGKILL" in find_cause([], exit_code=137).message
     assert not find_cause([], exit_code=128).is_known
-    killed = find_cause([], exit_code=137, out_of_memory=True)
-    assert "the kernel's out-of-memory killer struck" in killed.message
 
 
 def test_a_death_is_not_laid_on_a_request_that_failed_before() -> None:

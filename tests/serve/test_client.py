@@ -262,21 +262,6 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     assert "hunter2" not in str(vars(error.value))
 
 
-@pytest.mark.parametrize(
-    ("url", "is_loopback"),
-    [
-        ("http://127.0.0.1", True),
-        ("http://127.8.8.8", True),
-        ("http://[::1]:1", True),
-        ("http://localhost:1", True),
-        ("http://10.0.0.1", False),
-        ("http://localhost.example.com", False),
-    ],
-)
-def test_addresses_of_this_machine_are_told_from_others(url: str, is_loopback: bool) -> None:
-    assert endpoint(url).is_loopback is is_loopback
-
-
 def test_a_connection_that_opens_while_the_client_closes_is_closed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from specserve.hardware.host import free_port
-from specserve.serve.health import Activity, StallClock, activity, get, is_healthy, served_models
+from specserve.serve.health import Activity, StallClock, activity, get, is_healthy
 
 STILL = Activity(log_bytes=100, io_bytes=10_000, cpu_s=5.0)
 
@@ -18,7 +18,6 @@ def test_nobody_there_is_no_answer() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert get(f"{url}/health", timeout_s=1) is None
     assert not is_healthy(url)
-    assert served_models(url) == ()
 
 
 def test_standing_still_for_the_limit_is_a_stall() -> None:

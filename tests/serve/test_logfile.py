@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve import process
 from specserve.serve.logs import default_log
 
 
@@ -26,14 +25,3 @@ def test_two_logs_of_the_same_second_are_two_files(tmp_path: Path, monkeypatch: 
     (tmp_path / "logs").mkdir()
     default_log("demo").touch()
     assert default_log("demo").name == "demo-20260131-235959-2.log"
-
-
-def test_kills_for_memory_are_summed_over_host_and_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 2\n")
-    (tmp_path / "events").write_text("low 0\noom 9\noom_kill 1\noom_group_kill 5\n")
-    monkeypatch.setattr(
-        process, "_COUNTERS", (tmp_path / "vmstat", tmp_path / "events", tmp_path / "missing")
-    )
-    assert process.count_oom_kills() == 3

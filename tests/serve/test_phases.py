@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.events import SIGNS, MemoryFigures, Phase, add_line, add_metrics, next_phase
+from specserve.serve.events import SIGNS, MemoryFigures, Phase, add_line, next_phase
 from specserve.serve.logs import LogLine, read_end
 
 LOGS = Path(__file__).parent / "logs"
@@ -99,27 +99,6 @@ def test_figures_of_a_gpu_are_those_of_its_fullest_rank() -> None:
         max_model_len=8192,
         graphs_gib=0.91,
     )
-
-
-def test_the_metrics_fill_in_what_a_quiet_log_left_out() -> None:
-    text = (
-        "# TYPE vllm:cache_config_info gauge\n"
-        'vllm:cache_config_info{block_size="128",kv_cache_max_concurrency="56.75",'
-        'kv_cache_memory_bytes="268435456",kv_cache_size_tokens="29056",num_gpu_blocks="227"} 1.0\n'
-    )
-    assert add_metrics(MemoryFigures(), text) == MemoryFigures(
-        kv_cache_gib=0.25, kv_cache_tokens=29056, max_concurrency=56.75
-    )
-    assert add_metrics(MemoryFigures(kv_cache_tokens=1), text).kv_cache_tokens == 1
-
-
-def test_an_older_vllm_tells_blocks_instead_of_tokens() -> None:
-    text = 'vllm:cache_config_info{block_size="16",kv_cache_memory_bytes="None",num_gpu_blocks="10"} 1.0\n'
-    assert add_metrics(MemoryFigures(), text) == MemoryFigures(kv_cache_tokens=160)
-
-
-def test_what_nobody_said_stays_unknown() -> None:
-    assert add_metrics(MemoryFigures(), "vllm:num_requests_running 0.0\n") == MemoryFigures()
 
 
 def test_the_cpu_compiles_after_its_kv_cache_and_that_is_told() -> None:

@@ -25,7 +25,7 @@ def test_a_full_disk_under_the_log_is_the_cause_where_the_log_knows_none(
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0, f_frsize=4096))
     full = causes.died(gone, Phase.ENGINE, after_s=54)
     assert full.causes == ("the disk of the log is full, and vLLM ends or hangs if it cannot write",)
-    assert full.hint == f"make room in {tmp_path}, or name another folder in SPECSERVE_STATE_DIR"
+    assert full.hint == f"make room in {tmp_path}, or set SPECSERVE_STATE_DIR to another folder"
     log.write_text("OSError: [Errno 98] Address already in use\n")
     known = causes.died(gone, Phase.ENGINE)
     assert "Address already in use" in known.causes[0]

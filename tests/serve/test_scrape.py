@@ -78,12 +78,12 @@ def test_a_server_that_sends_without_end_costs_no_more_memory_than_the_bound() -
 
 def test_nobody_there() -> None:
     with pytest.raises(TrafficError, match="nothing listens at"):
-        scrape(Endpoint(f"http://127.0.0.1:{free_port()}", is_loopback=True))
+        scrape(Endpoint(f"http://127.0.0.1:{free_port()}"))
 
 
 def test_a_name_that_no_server_has() -> None:
     with pytest.raises(TrafficError, match="cannot reach"):
-        scrape(Endpoint("http://no-such-host.invalid:8000", is_loopback=False), timeout_s=60)
+        scrape(Endpoint("http://no-such-host.invalid:8000"), timeout_s=60)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_the_next_command_tidies_up_after_a_watcher_that_was_killed(server: Serv
     server.up_detached()
     process = server.member("serve")
     watcher = process.parent()
-    assert watcher is not None and "watcher.py" in " ".join(watcher.cmdline())
+    assert watcher is not None and "specserve.serve.detached" in " ".join(watcher.cmdline())
     watcher.kill()
     process.kill()
     server.names_cause("how it ended is not known", server.state_becomes("dead"))
@@ -143,18 +143,13 @@ def test_a_port_that_is_taken_after_the_check_is_named(server: Server) -> None:
     server.names_cause("[Aa]ddress already in use")
 
 
-def test_a_server_whose_state_is_gone_is_lost_and_can_be_stopped(server: Server) -> None:
+def test_a_state_that_is_gone_or_cut_off_is_written_again(server: Server) -> None:
     server.up_detached()
     shutil.rmtree(server.state_folder)
-    server.state_becomes("lost")
+    server.state_becomes("ready")
+    (server.state_folder / "servers" / "demo.json").write_text('{"name": "de')
+    server.state_becomes("ready")
     server.down("demo")
-
-
-def test_a_server_whose_state_is_cut_off_is_lost_and_can_be_stopped(server: Server) -> None:
-    server.up_detached()
-    (server.state_folder / "servers" / "demo" / "state.json").write_text('{"version": 1, "na')
-    server.state_becomes("lost")
-    server.down("--all")
 
 
 @contextlib.contextmanager

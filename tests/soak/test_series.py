@@ -66,7 +66,7 @@ def newest_lines(process: subprocess.Popen[str]) -> list[str]:
 
 def test_no_request_fails_and_nothing_grows_under_load(server: Server) -> None:
     server.up_detached()
-    state = json.loads((server.state_folder / "servers" / "demo" / "state.json").read_text())
+    state = json.loads((server.state_folder / "servers" / "demo.json").read_text())
     looking = {
         "logs -f": beside(server, "logs", "demo", "-f"),
         "watch": beside(server, "watch", "demo", "--format", "json"),

@@ -75,7 +75,7 @@ def plan_variants(
     Raises UsageError if there are not two.
     """
     from specserve.profile.load import load_profile
-    from specserve.serve.detached.launch import room_beside
+    from specserve.serve.detached.observe import running_records
 
     planned = partial(plan_variant, starts=starts, notices=notices)
     assert request.profile is not None
@@ -99,8 +99,8 @@ def plan_variants(
             found.append(planned(request.profile, PROFILE, settings))
         for name in names:
             found.append(planned(request.profile, name, settings, alternative=name))
-        if starts and found[0].plan is not None:
-            room_beside(profile, found[0].plan, name=None, notices=notices)
+        if starts and (beside := [record.name for record in running_records()]):
+            notices.warn(f"detached servers run on this host, too: {', '.join(beside)}")
     for text in request.others:
         label, place = named(text)
         found.append(_running(place, label) if is_server(place) else planned(place, label, ()))
@@ -165,7 +165,7 @@ def named(text: str) -> tuple[str | None, str]:
 
 def is_server(text: str) -> bool:
     """Return whether it is the address of a server, or the name of a detached one."""
-    from specserve.serve.detached.registry import names
+    from specserve.serve.detached.records import names
 
     address = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?"
     return "://" in text or bool(re.fullmatch(address, text)) or text in names()

@@ -68,13 +68,13 @@ class WatchedServer:
         record = self.record
         if record is None or profile is not None:
             return
-        if record.variant.alternative is not None:
-            self.no_promises = f"`expect` is not for alternatives: `{record.variant.alternative}`"
+        if record.alternative is not None:
+            self.no_promises = f"`expect` is not for alternatives: `{record.alternative}`"
         elif record.profile == "-":
             self.no_promises = "the server's profile came from stdin: `--profile` names it"
         else:
             try:
-                self.profile = load_profile(record.profile, settings=record.variant.settings)
+                self.profile = load_profile(record.profile, settings=record.settings)
             except SpecserveError as error:
                 self.profile_error = error
                 self.no_promises = f"the server's profile cannot be read: {error.message}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,57 +11,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.serve.detached import registry
-from specserve.serve.detached.registry import BrokenRecord, Ended, LaunchedVariant, Record, from_json, to_json
+from specserve.serve.detached import records
+from specserve.serve.detached.records import Ended, Record, from_json, promised, to_json
 
 RECORD = Record(
     name="demo",
-    run="0" * 32,
     boot_id="b",
+    watcher=(100, 1),
     started_at_s=1000.5,
     log_path="/l",
     profile="demo.yaml",
-    fingerprint="f" * 64,
-    vllm="0.32.0",
+    alternative="eagle3",
+    settings=("speculation.num_speculative_tokens=2",),
     url="http://127.0.0.1:8000",
-    host="127.0.0.1",
     port=8000,
     model="m",
     method="draft_model",
     num_speculative_tokens=4,
-    devices=("cpu",),
-    device_share=None,
-    device_bytes=1 << 30,
-    shutdown_timeout_s=30,
-    stall_timeout_s=600,
     api_key_env=None,
-    launcher=(100, 1),
+    shutdown_timeout_s=30,
     leader=(101, 2),
-    watcher=(102, 3),
     members=((101, 2), (103, 4)),
     traces=("/dev/shm/psm_1",),
 )
+REFUSED = (ValueError, TypeError, KeyError, RecursionError)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    ended = Ended(1.0, -9, "was killed", "nobody knows", None, ("/dev/shm/psm_1",))
-    variant = LaunchedVariant("eagle3", ("speculation.num_speculative_tokens=2",))
-    for record in (
-        RECORD,
-        dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5, variant=variant),
-    ):
+    ended = Ended("was killed", "nobody knows", None)
+    for record in (RECORD, dataclasses.replace(RECORD, ended=ended, ready_at_s=2.5)):
         assert from_json(to_json(record)) == record
 
 
-def test_a_record_that_is_older_than_variants_is_read() -> None:
-    content = json.loads(to_json(RECORD))
-    del content["variant"]
-    assert from_json(json.dumps(content)) == RECORD
+def test_of_the_command_line_only_what_is_promised_is_kept() -> None:
+    settings = ("speculation.num_speculative_tokens=2", "env.TOKEN=secret", "server.port=1", "expect=[]")
+    assert promised(settings) == (settings[0], settings[3])
 
 
 @given(cut=st.integers(0, len(to_json(RECORD)) - 3))
 def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
-    with pytest.raises(BrokenRecord):
+    with pytest.raises(REFUSED):
         from_json(to_json(RECORD)[:cut])
 
 
@@ -73,7 +61,7 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("leader", [-5, 5]),
         ("leader", ["12", 5]),
         ("leader", [12]),
-        ("launcher", None),
+        ("watcher", None),
         ("members", [[101, 2], [0, 1]]),
         ("members", 7),
         ("traces", [7]),
@@ -82,18 +70,14 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("port", True),
         ("port", 65536),
         ("started_at_s", True),
-        ("version", 2),
-        ("ended", {"at_s": 1}),
-        ("variant", {"alternative": 1}),
-        ("variant", {"settings": "a=b"}),
-        ("variant", {"settings": [1]}),
-        ("variant", None),
+        ("ended", {"cause": "a"}),
+        ("settings", "a=b"),
         ("unheard", 1),
     ],
 )
 def test_a_record_of_other_types_is_refused_since_signals_go_to_what_it_names(key: str, value: Any) -> None:
     content = json.loads(to_json(RECORD)) | {key: value}
-    with pytest.raises(BrokenRecord):
+    with pytest.raises(REFUSED):
         from_json(json.dumps(content))
 
 
@@ -109,7 +93,7 @@ def test_no_value_makes_the_reading_fail_in_another_way(value: Any, key: str) ->
     content = json.loads(to_json(RECORD)) | {key: value}
     try:
         record = from_json(json.dumps(content))
-    except BrokenRecord:
+    except REFUSED:
         return
     assert from_json(to_json(record)) == record
 
@@ -117,20 +101,4 @@ def test_no_value_makes_the_reading_fail_in_another_way(value: Any, key: str) ->
 @pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
 def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid server name"):
-        registry.folder_of(name)
-
-
-@pytest.mark.parametrize("run", ["0" * 31 + "1", "f" * 32])
-def test_a_launch_that_has_lost_its_name_changes_nothing(
-    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
-    ours = dataclasses.replace(RECORD, run="a" * 32)
-    assert registry.change(ours, ready_at_s=1.0) is None  # nobody has it
-    with registry.held("demo"):
-        registry.write(dataclasses.replace(RECORD, run=run))
-    assert registry.change(ours, ready_at_s=1.0) is None
-    now = registry.read("demo")
-    assert now is not None and (now.run, now.ready_at_s) == (run, None)
-    changed = registry.change(now, ready_at_s=2.0)
-    assert changed is not None and changed.ready_at_s == 2.0
+        records.path_of(name)
