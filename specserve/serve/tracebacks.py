@@ -18,16 +18,12 @@ _FRAME = re.compile(r'^[ \t]*File "[^"]+", line \d+, in ')
 _NAMED = r"(?:[A-Za-z_]\w*\.)*\w{0,80}(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired"
 _NAMED += r"|OutOfResources)"
 _EXCEPTION = re.compile(rf"^(?P<name>{_NAMED})(?::(?P<message>.*))?$")
-_REPR = re.compile(
-    rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.{{1,1000}})(?P=quote),?\)"""
-)
 _LINK = re.compile(
     r"^The above exception was the direct cause"
-    r"|^(?P<handling>During handling of the above exception, another exception)"
+    r"|^During handling of the above exception, another exception"
 )
 # what the engine says of a worker's exception (vllm 0.32, v1/executor/multiproc_executor.py)
 _QUOTES = re.compile(r"^Worker failed with error '(?P<quoted>.*?)(?:', please check.*)?$")
-_LOOKUP = re.compile(r"^(?:KeyError|IndexError|StopIteration|(?:_?queue\.)?Empty)\b")
 # what the survivors say about a death elsewhere: never the root cause
 _ECHO = re.compile(
     r"EngineDeadError|root cause above"
@@ -75,22 +71,20 @@ def _roots(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Raised]]:
     """The root of each chain of tracebacks of one process, with the position of its last line."""
     chains: list[tuple[int, list[Raised]]] = []
     stack: list[str] = []
-    link: re.Match[str] | None = None
+    is_linked = False
     texts = [text for _, text in lines]
     for at, (position, text) in enumerate(lines):
-        if found := _LINK.match(text):
-            link = found
+        if _LINK.match(text):
+            is_linked = True
         elif TRACEBACK in text:
             stack = []
         elif _FRAME.match(text):
             stack.append(text.strip())
         elif match := _EXCEPTION.match(text):
-            chain = chains.pop()[1] if link and chains else []
-            # what was raised while a failed look-up was handled comes before the look-up
-            is_next = bool(link and link["handling"] and chain and _LOOKUP.match(chain[-1].text))
-            chain.insert(len(chain) - is_next, _raised(match, texts, at, stack="\n".join(stack)))
+            chain = chains.pop()[1] if is_linked and chains else []
+            chain.append(_raised(match, texts, at, stack="\n".join(stack)))
             chains.append((position, chain))
-            stack, link = [], None
+            stack, is_linked = [], False
     for position, chain in chains:
         roots = [raised for raised in chain if not _ECHO.search(raised.text)]
         if roots:
@@ -111,20 +105,16 @@ def _raised(match: re.Match[str], texts: Sequence[str], at: int, *, stack: str) 
         name, message = "a worker's exception", quoted["quoted"]
     if message.endswith(":") or "validation error" in message:  # only the head of several lines
         message = _below(texts, at) or message
-        if found := _REPR.match(message):
-            name, message = found["name"], found["message"]
     return Raised(f"{name}: {message}", "" if quoted else stack, is_quoted=quoted is not None)
 
 
 def _below(texts: Sequence[str], at: int) -> str:
-    """The line of a message that says most: a quoted exception, pydantic's, else the last one."""
+    """The line of a message that says most: pydantic's, else the last one."""
     said = ""
     for text in texts[at + 1 : at + 1 + _MESSAGE_LINES]:
         if TRACEBACK in text or _LINK.match(text) or _EXCEPTION.match(text):
             break
         line = text.strip()
-        if _REPR.match(line):
-            return line
         if line.startswith("Value error, "):
             return line.removeprefix("Value error, ").partition(" [type=")[0]
         if set(line) - set("^~ "):
