@@ -73,7 +73,7 @@ Ask something. The text goes to stdout; what the request cost goes to stderr, wi
 the target accepted:""",
          "specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
-`ps` lists detached servers, and which share of the draft tokens was accepted since each started:""",
+`ps` lists detached servers, and which share of the draft tokens was accepted since each was ready:""",
          "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?

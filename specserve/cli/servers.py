@@ -22,7 +22,7 @@ def ps(*, format: Format = "text") -> None:
 
     States: starting, ready, silent (does not answer), hung (answers, but no token comes), stopping,
     dead (the cause is shown). ACCEPTED is the share of draft tokens that the target accepted since
-    the server started.
+    the server was ready.
 
     \b
     specserve ps

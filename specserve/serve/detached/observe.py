@@ -31,7 +31,7 @@ class Seen:
     """Why it is so, in one sentence, if that needs one."""
     record: Record | None = None
     acceptance_rate: float | None = None
-    """Accepted share of the draft tokens since it started."""
+    """Accepted share of the draft tokens since it was ready."""
     running_requests: int | None = None
     waiting_requests: int | None = None
 
@@ -67,7 +67,9 @@ def observe(name: str) -> Seen | None:
     state, detail = _trouble(record)
     if found is None:
         return Seen(name, state, detail, record)
-    rate = found.total.acceptance.acceptance_rate if found.speculates else None
+    total, (drafted, accepted) = found.total.acceptance, record.warm_up
+    drafted, accepted = total.draft_tokens - drafted, total.accepted_tokens - accepted
+    rate = accepted / drafted if drafted > 0 else None
     return Seen(name, state, detail, record, rate, found.running_requests, found.waiting_requests)
 
 

@@ -67,6 +67,8 @@ class Record:
     traces: tuple[str, ...] = ()
     """Shared memory that they hold, to be removed if they cannot do so themselves."""
     ready_at_s: float | None = None
+    warm_up: tuple[int, int] = (0, 0)
+    """Draft tokens, and those accepted, before anybody else could ask it."""
     is_stopping: bool = False
     trouble: str = ""
     """Why no token comes, if none does."""

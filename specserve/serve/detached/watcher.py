@@ -21,7 +21,7 @@ import psutil
 
 from specserve.errors import FactError, Interrupted, LaunchError, SpecserveError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, files
+from specserve.serve import events, files, health
 from specserve.serve.causes import died
 from specserve.serve.detached import records
 from specserve.serve.detached.records import Ended, Record, boot_id, identity
@@ -224,6 +224,9 @@ def main() -> None:
                 warms_up=start.warms_up,
             ) as server:
                 watch.note_members()
+                if found := health.metrics(start.plan.url):
+                    warm = found.total.acceptance
+                    watch.keep(warm_up=(warm.draft_tokens, warm.accepted_tokens))
                 watch.keep(ready_at_s=time.time())
                 watch.tell(watch.record)
                 server.wait(watch.keep)
