@@ -1,1 +1,1 @@
-"""Servers that outlive the command that started them: state on disk, nothing of ours on the request path."""
+"""Servers that outlive the command that started them, each watched by a process of specserve."""
