@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from specserve.cli.commands import COMMANDS, LazyGroup
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, WORDS, Key
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.vllm.speculation import EVERY_KEY, METHODS, WORDS, Key
+from specserve.vllm.speculation import METHODS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _WRITTEN = "<!-- Written by scripts/gen_reference.py: change what it reads, then run it. -->"
@@ -147,12 +148,13 @@ def profile_page() -> str:
     for name, section in [*SECTIONS.items(), ("expect", Expectation)]:
         lines += ["", f"## `{name}`", "", _ABOUT[name], "", *_table(keys_of(section)), "", *_example(name)]
     lines += ["", _SPECULATION]
-    shared = set.intersection(*(set(known.keys) for known in METHODS.values()))
+    shared = set.intersection(*(set(keys) for keys in BLOCK_KEYS.values()))
     with_draft = (
-        set.intersection(*(set(known.keys) for known in METHODS.values() if known.draft != "text")) - shared
+        set.intersection(*(set(BLOCK_KEYS[name]) for name, known in METHODS.items() if known.draft != "text"))
+        - shared
     )
     for method, known in METHODS.items():
-        needs, keys = known.needs, known.keys
+        needs, keys = known.needs, BLOCK_KEYS[method]
         own = [name for name in keys if name not in shared | with_draft]
         if with_draft <= set(keys):
             own.insert(0, "those of a draft")

@@ -25,9 +25,9 @@ from quotes import quotes
 
 from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
+from specserve.profile.keys import EVERY_KEY
 from specserve.vllm import facts
 from specserve.vllm.facts import minor
-from specserve.vllm.speculation import EVERY_KEY
 from specserve.vllm.versions import ARGUMENTS, KEYS, known_versions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,7 +163,7 @@ def to_judge(package: Path, version: str, said: Mapping[str, Any]) -> Iterator[s
         if quote.is_for(version) and not quote.is_in(package):
             yield f"{quote.by}: `{quote.text}` is gone from {quote.file}"
     if keys := set(said["speculation"]) - EVERY_KEY.keys() - FILLED:
-        yield f"specserve/vllm/speculation.json has no {', '.join(sorted(keys))}"
+        yield f"specserve/profile/speculation.json has no {', '.join(sorted(keys))}"
     before = [each for each in known_versions() if minor(each) < minor(version)]
     if before:
         old, both = known("arguments")[before[-1]], ("engine", "frontend")

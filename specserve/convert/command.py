@@ -25,6 +25,7 @@ from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
@@ -33,7 +34,7 @@ from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable
-from specserve.vllm.speculation import EVERY_KEY, METHODS, Key, retyped
+from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import ARGUMENTS, KEYS, newest
 
 _LAUNCH = ("plan", "up", "render")
@@ -290,7 +291,7 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
     method = METHODS.get(name or "")
     if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
-    takes = method.keys if method else {}
+    takes = BLOCK_KEYS.get(name or "", {})
     for key in [key for key in keys if takes and key not in takes and key in EVERY_KEY]:
         node = keys.pop(key)
         message = f"`{key}` has no effect with `{name}`"

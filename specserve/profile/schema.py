@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, PERCENTILES, Key, Kind
 from specserve.vllm.arguments import canonical, human_int
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import EVERY_KEY, METHODS, PERCENTILES, Key, Kind
+from specserve.vllm.speculation import METHODS
 
 SCHEMA = 1
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -356,7 +357,7 @@ def _speculation() -> dict[str, Any]:
     rules = []
     for method, known in METHODS.items():
         note = f"needs {', '.join(known.needs)}" if known.needs else "needs no more keys"
-        then = {"description": note, "propertyNames": {"enum": sorted(known.keys)}}
+        then = {"description": note, "propertyNames": {"enum": sorted(BLOCK_KEYS[method])}}
         chosen = {"properties": {"method": {"const": method}}, "required": ["method"]}
         rules.append({"if": chosen, "then": then})
     properties = _object(EVERY_KEY)["properties"]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, did_you_mean, quoted
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
 from specserve.profile.partial import readable
 from specserve.profile.problems import problem
 from specserve.profile.schema import (
@@ -31,7 +32,7 @@ from specserve.profile.schema import (
 )
 from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import EVERY_KEY, METHODS, REMOVED, Key
+from specserve.vllm.speculation import METHODS, REMOVED
 from specserve.vllm.versions import in_range
 
 T = TypeVar("T")
@@ -285,14 +286,14 @@ class _Reader:
         method = self.method(node, given, path) if node and given is not None else None
         if node is None or given is None or method is None:
             return None
-        keys, rest = METHODS[method].keys, {}
+        keys, rest = BLOCK_KEYS[method], {}
         for name, child in given.items():
             place, span = f"{path}.{name}", child.key or child.span
             if name == "tensor_parallel_size":
                 text = f"`tensor_parallel_size` is a key that vLLM refuses in {quoted(path)}"
                 self.wrong("SD005", text, span, place, help="write `draft_tensor_parallel_size`")
             elif name not in keys and name in EVERY_KEY:
-                owners = [f"`{other}`" for other, table in METHODS.items() if name in table.keys]
+                owners = [f"`{other}`" for other, table in BLOCK_KEYS.items() if name in table]
                 whose = f"{owners[0]}{' and others' if len(owners) > 1 else ''}"
                 text = f"`{name}` is a key of {whose}, and has no effect with `{method}`"
                 self.wrong("SD005", text, span, place, help="leave it out", policy=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.errors import CONTROL, quoted
+from specserve.profile.keys import PERCENTILES, WORDS, Key, Kind
 from specserve.profile.schema import DEVICE
 from specserve.vllm.arguments import human_int
-from specserve.vllm.speculation import PERCENTILES, WORDS, Key, Kind
 
 Scalar = None | bool | int | float | str
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
 from specserve.checks.rules import static_rules
+from specserve.profile.keys import BLOCK_KEYS
 from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
@@ -63,7 +64,7 @@ def blocks(draw: st.DrawFn) -> Speculation:
     """A block of the types that its key table promises, whatever the figures."""
     method = draw(st.sampled_from(sorted(METHODS)))
     keys: dict[str, Any] = {"method": method}
-    for name, key in METHODS[method].keys.items():
+    for name, key in BLOCK_KEYS[method].items():
         if name == "method" or not draw(st.booleans()):
             continue
         kinds: dict[str, st.SearchStrategy[Any]] = {

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from specserve.profile.keys import EVERY_KEY
 from specserve.profile.load import load_profile
-from specserve.vllm.speculation import EVERY_KEY, METHODS
+from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
 
 Problems = Callable[..., list[str]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from specserve.profile.keys import Key
 from specserve.profile.source import parse
 from specserve.profile.values import Node, Unfit, convert
-from specserve.vllm.speculation import Key
 
 Problems = Callable[..., list[str]]
 

@@ -13,9 +13,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY
 from specserve.profile.load import examine
 from specserve.profile.schema import SECTIONS, TOP, Expectation, json_schema, keys_of
-from specserve.vllm.speculation import EVERY_KEY, METHODS
+from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 
@@ -113,9 +114,9 @@ def _some(names: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 def _block(method: str) -> st.SearchStrategy[dict[str, Any]]:
     base = {"method": method, "num_speculative_tokens": 4} | (
-        {"model": "d"} if "model" in METHODS[method].keys else {}
+        {"model": "d"} if "model" in BLOCK_KEYS[method] else {}
     )
-    return _some(METHODS[method].keys).map(lambda more: base | more)
+    return _some(BLOCK_KEYS[method]).map(lambda more: base | more)
 
 
 _PROFILES = st.fixed_dictionaries(

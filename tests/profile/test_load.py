@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import ProfileError
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
 from specserve.profile.load import examine, load_profile, with_alternative
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.vllm.speculation import EVERY_KEY, METHODS, Key
+from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -193,8 +194,8 @@ def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
 @given(data=st.data())
 def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(list(METHODS)))
-    block = data.draw(_section(METHODS[method].keys)) | {"method": method, "num_speculative_tokens": 4}
-    if "model" in METHODS[method].keys:
+    block = data.draw(_section(BLOCK_KEYS[method])) | {"method": method, "num_speculative_tokens": 4}
+    if "model" in BLOCK_KEYS[method]:
         block["model"] = "d"
     target = data.draw(_section(keys_of(SECTIONS["target"])))
     value = {"target": target | {"model": "m"}, "speculation": block, "alternatives": {"a": block}}

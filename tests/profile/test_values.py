@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specserve.profile.keys import WORDS, Key, Kind
 from specserve.profile.source import parse
 from specserve.profile.values import Node, Unfit, convert
-from specserve.vllm.speculation import WORDS, Key, Kind
 
 Problems = Callable[..., list[str]]
 
