@@ -72,11 +72,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A group of rules that did not run, and why: never the same as ok."""
+    """A group of rules that did not run, or not on everything, and why: never the same as ok."""
 
     profile: str
     group: str
-    codes: tuple[str, ...]
     reason: str
     cause: str
     help: str = ""
@@ -103,7 +102,6 @@ class Report:
     skipped: tuple[Skipped, ...] = ()
     verdicts: tuple[ProfileVerdict, ...] = ()
     suppressed: int = 0
-    rules: int = 0
 
     def count(self, severity: Severity) -> int:
         """How many findings have this severity."""

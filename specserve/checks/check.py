@@ -17,8 +17,7 @@ from specserve.checks.collect import (
 )
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules import all_rules
-from specserve.checks.run import context_of, identity, rules_for, run_rules, verdict_of
+from specserve.checks.run import context_of, identity, run_rules, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
@@ -39,7 +38,6 @@ _CAUSES = {
 class Checked(ProfileVerdict):
     """A profile's verdict with what it rests on: the variant that would be launched."""
 
-    versions: tuple[str, ...] = ()
     machine: Machine | None = None
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
@@ -90,7 +88,7 @@ def check(
 
 def _report(collected: Iterable[_Collected]) -> Report:
     findings: dict[Finding, None] = {}
-    verdicts, skips, hidden, rules = list[Checked](), list[Skipped](), 0, 0
+    verdicts, skips, hidden = list[Checked](), list[Skipped](), 0
     for path, problems, facts in collected:
         if facts is None:
             findings |= dict.fromkeys(problems)
@@ -109,7 +107,6 @@ def _report(collected: Iterable[_Collected]) -> Report:
                 *identity(profile, found.findings),
                 "incomplete" if skipped and result in ("warnings", "ok") else result,
                 found.stopped if problems else (),
-                versions=context.versions if isinstance(context.versions, tuple) else (),
                 machine=context.machine,
                 tokenizer=own.tokenizer if own else None,
                 memory=_memory(context, "speculation" if own else "target"),
@@ -127,8 +124,7 @@ def _report(collected: Iterable[_Collected]) -> Report:
         findings |= dict.fromkeys(found.findings)
         skips += skipped
         hidden += found.hidden
-        rules = max(rules, len(rules_for(context)))
-    return Report(tuple(findings), tuple(skips), tuple(verdicts), hidden, rules or len(all_rules()))
+    return Report(tuple(findings), tuple(skips), tuple(verdicts), hidden)
 
 
 def _memory(context: Context, path: str) -> MemoryEstimate | None:
@@ -152,7 +148,6 @@ def _collected(profile: Profile, wanted: CheckOptions, read: Read | None) -> Col
 
 def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
     """The groups of rules that did not run, or not on everything, and vLLM's skipped steps."""
-    file, rules = known.profile.file, all_rules()
     reasons: list[tuple[Need, str, str, str]] = []
     for item in known.unread:
         is_reported = item.error.cause != "broken" and item.finding(known.profile) is not None
@@ -172,5 +167,4 @@ def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
             text = f"vLLM cannot judge {what} on this machine: {why}"
             reasons.append(("vllm", text, "unsupported", ""))
     for group, reason, cause, help_ in dict.fromkeys(reasons):
-        codes = tuple(rule.code for rule in rules if rule.needs == group)
-        yield Skipped(file, group, codes, reason, cause, help_)
+        yield Skipped(known.profile.file, group, reason, cause, help_)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from specserve.checks.rule import Context, Rule, Violation
-from specserve.checks.rules import all_rules, static_rules
+from specserve.checks.rules import all_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.load import examine, examine_partial
 from specserve.profile.partial import UnreadableValue
@@ -57,8 +57,7 @@ def lint(
         name, mark = identity(profile, found.findings) if fingerprints else (None, None)
         not_run = found.stopped if problems else ()
         verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings), not_run))
-    rules = len(static_rules())
-    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=rules)
+    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden)
 
 
 def lint_text(text: str, *, file: str) -> list[Finding]:

@@ -103,14 +103,15 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
 
 
 def _skipped(verdict: Checked) -> list[str]:
-    """The reasons for which rules did not run, and the ways out that they share; or nothing."""
+    """The reasons for which not all was checked, and the ways out that they share; or nothing."""
     items = dict.fromkeys(verdict.skipped)
     lines = []
     for item in items:
         word = f"skipped[{item.group}]"
         shown = f"{styled(word, 'yellow', stream=sys.stdout)}: "
-        text = escaped(f"{count(len(item.codes), 'rule')}: {item.reason}")
-        lines.append(wrapped(text, lead=f"{word}: ", shown=shown, stream=sys.stdout))
+        lines.append(
+            wrapped(escaped(item.reason), lead=f"{word}: ", shown=shown, stream=sys.stdout)
+        )
     ways = dict.fromkeys(item.help for item in items if item.help)
     lines += [remark("help", way, " ", sys.stdout) for way in ways]
     return ["\n".join(lines)] if lines else []

@@ -152,15 +152,15 @@ def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> 
 def summary(report: Report) -> str:
     """Returns the last line: what was found in how many profiles, and what was left out."""
     found = [count(number, each.value) for each in Severity if (number := report.count(each))]
-    skipped = len({code for item in report.skipped for code in item.codes})
+    skipped = dict.fromkeys(item.group for item in report.skipped)
     profiles = count(len(report.verdicts), "profile")
     if len(report.findings) > report.count(Severity.INFO):
         parts = [f"Found {', '.join(found)} in {profiles}"]
     elif skipped:
         parts = [f"No errors found in {profiles}", *found]
     else:
-        parts = [f"All checks passed: {profiles}", f"{report.rules} rules", *found]
-    parts += [f"{count(skipped, 'rule')} skipped"] if skipped else []
+        parts = [f"All checks passed: {profiles}", *found]
+    parts += [f"not fully checked: {' and '.join(skipped)}"] if skipped else []
     parts += [f"{report.suppressed} ignored"] if report.suppressed else []
     if any(item.not_run or item.verdict == "invalid" for item in report.verdicts):
         parts.append("some rules not run because a file is invalid")

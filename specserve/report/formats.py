@@ -65,7 +65,7 @@ def sarif(report: Report) -> str:
     codes = sorted({finding.code for finding in report.findings})
     notifications = []
     for item in report.skipped:
-        text = f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"
+        text = f"{item.profile}: not fully checked ({item.group}): {item.reason}"
         notifications.append({"level": "warning", "message": _sarif_text(text)})
     run = {
         "tool": {
@@ -129,7 +129,7 @@ def _sarif_location(span: Span) -> dict[str, Any]:
 def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
     """Returns one `::error …::…` line a finding, with both sides of a mismatch in its text.
 
-    A group of rules that did not run is a warning: a job must not look as if it had.
+    What was not fully checked is a warning: a job must not look as if it had been.
     """
     lines = []
     for finding in findings:
@@ -143,7 +143,7 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
         lines.append(_command(level, finding.code, place, text))
     for item in skipped:
         place = {"file": _from_root(item.profile)} if _is_file(item.profile) else {}
-        text = f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"
+        text = f"{item.profile}: not fully checked ({item.group}): {item.reason}"
         lines.append(_command("warning", item.group, place, text))
     return "".join(lines)
 

@@ -154,7 +154,7 @@ def test_one_file_by_two_names_is_judged_once(
     write(GOOD, "f/a.yaml")
     monkeypatch.chdir(tmp_path)
     assert _run(["lint", "f", "./f/a.yaml", "f/*.yaml", str(tmp_path / "f")]) == 0
-    assert capsys.readouterr().err.startswith("All checks passed: 1 profile,")
+    assert capsys.readouterr().err.startswith("All checks passed: 1 profile")
 
 
 def test_a_path_without_a_profile_is_said_where_others_have_one(

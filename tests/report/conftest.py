@@ -62,4 +62,4 @@ def three(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path:
     write(BASE, "_base.yaml")
     write(CHILD, "child.yaml")
     verdict = ProfileVerdict("child.yaml", "child", "0" * 64, "errors")
-    return Report((SPLIT, MISSPELT, WARNED), verdicts=(verdict,), rules=3)
+    return Report((SPLIT, MISSPELT, WARNED), verdicts=(verdict,))

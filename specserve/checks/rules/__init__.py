@@ -23,9 +23,3 @@ def all_rules() -> tuple[Rule, ...]:
     modules = [import_module(f"{__name__}.{family}") for family in _FAMILIES]
     found = [item for module in modules for item in vars(module).values() if isinstance(item, Rule)]
     return tuple(sorted({item.code: item for item in found}.values(), key=lambda item: item.code))
-
-
-@cache
-def static_rules() -> tuple[Rule, ...]:
-    """The rules that `lint` runs, by code."""
-    return tuple(item for item in all_rules() if item.needs == "nothing" or item.in_lint)
