@@ -155,8 +155,8 @@ def _gpu(here: Here) -> Iterator[Line]:
 def _cpu(here: Here) -> Iterator[Line]:
     if here.vllm is None or not here.is_cpu:
         return
-    cores, nodes = len(here.host.cpus), here.host.numa_nodes
-    text = f"{cores} core{'s' * (cores != 1)}" + f", {nodes} memory nodes" * (nodes > 1)
+    cores = len(here.host.cpus)
+    text = f"{cores} core{'s' * (cores != 1)}"
     match = re.search(r"^flags\s*:(.*)$", here.cpuinfo, re.MULTILINE)  # only x86 has such a line
     flags = match[1].split() if match else []
     if flags and "avx2" not in flags:

@@ -41,7 +41,7 @@ class Accelerator:
     uuid: str = ""
     free_bytes: int | None = None
     holders: tuple[str, ...] = ()
-    """`12.3 GiB by pid 4711 (python)`."""
+    """Who holds its memory: `pid 4711 (python)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,6 @@ class Machine:
     """Seen on this machine, given by `--assume`, or written in the profile's `hardware`."""
     free_bytes: tuple[int, ...] | None = None
     """Free memory per accelerator, if they were found."""
-    holders: tuple[str, ...] = ()
-    """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
-    memory_nodes: int = 1
-    """NUMA nodes of a CPU's memory: the engine's `gpu_memory_utilization` is a share of one."""
 
     def __str__(self) -> str:
         if self.is_cpu:
@@ -97,19 +93,14 @@ def catalogue() -> tuple[Accelerator, ...]:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of a name, whatever its case; `cpu`: the memory of this machine.
-
-    Raises UsageError for an unknown name, with those that begin like it.
-    """
+    """The one of a name, whatever its case; `cpu`: this machine's memory. Raises UsageError."""
     wanted = name.strip().lower()
     if wanted == CPU:
         return this_cpu().accelerator
     names = {known.name.lower(): known for known in catalogue()}
     if wanted in names:
         return names[wanted]
-    close = [f"`{known.name}`" for key, known in names.items() if key.startswith(wanted)]
-    guess = f"did you mean {' or '.join(close)}?"
-    hint = guess if close else "`specserve doctor --accelerators` lists the names"
+    hint = "`specserve doctor --accelerators` lists the names"
     raise UsageError(f"there is no accelerator named {quoted(name)}", hint=hint)
 
 
@@ -123,17 +114,11 @@ def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Ma
     if not match or not (nodes and count):
         hint = "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"
         raise UsageError(f"{quoted(text)} is not a valid machine", hint=hint)
-    kind = accelerator(match[3])
-    here = this_cpu().memory_nodes if kind.name == CPU else 1
-    return Machine(kind, count, nodes, basis, memory_nodes=here)
+    return Machine(accelerator(match[3]), count, nodes, basis)
 
 
 def this_cpu(*, root: Path = Path("/")) -> Machine:
-    """This machine's own memory, which the CPU engine uses: its capacity, and what is free now.
-
-    Capacity is MemTotal, or the limit of a control group if that is less. vLLM takes it from a NUMA
-    node (utils/cpu_resource_utils.py 0.32), whose MemTotal some virtual machines change.
-    """
+    """This machine's own memory, or what its control group may use, and what is free of it now."""
     import psutil
 
     from specserve.hardware.host import memory_limits
@@ -142,14 +127,8 @@ def this_cpu(*, root: Path = Path("/")) -> Machine:
     capacity, free = int(memory.total), int(memory.available)
     for limit, used in memory_limits(root):
         capacity, free = min(capacity, limit), min(free, limit - used)
-    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
-    return Machine(
-        Accelerator(CPU, capacity, None, CPU),
-        1,
-        basis="found",
-        free_bytes=(max(0, min(free, capacity)),),
-        memory_nodes=max(1, nodes),
-    )
+    left = (max(0, min(free, capacity)),)
+    return Machine(Accelerator(CPU, capacity, None, CPU), 1, basis="found", free_bytes=left)
 
 
 def find(*, devices: Sequence[int | str] | None = None) -> Machine | None:
@@ -161,13 +140,9 @@ def find(*, devices: Sequence[int | str] | None = None) -> Machine | None:
     found = selected(gpus(), devices=devices, environ=os.environ)
     if not found:
         return None
-    return Machine(
-        min(found, key=lambda gpu: gpu.total_bytes),
-        len(found),
-        basis="found",
-        free_bytes=tuple(gpu.free_bytes or 0 for gpu in found),
-        holders=tuple(f"GPU {gpu.index}: {holder}" for gpu in found for holder in gpu.holders),
-    )
+    least = min(found, key=lambda gpu: gpu.total_bytes)
+    free = tuple(gpu.free_bytes or 0 for gpu in found)
+    return Machine(least, len(found), basis="found", free_bytes=free)
 
 
 def selected(
@@ -184,9 +159,7 @@ def selected(
         devices = [part.strip() for part in text.split(",")]
     chosen: list[Accelerator] = []
     for device in map(str, devices):
-        by_uuid = device if device.startswith("GPU-") else "-"
-        named = (g for g in found if str(g.index) == device or g.uuid.startswith(by_uuid))
-        gpu = next(named, None)
+        gpu = next((gpu for gpu in found if device in (str(gpu.index), gpu.uuid)), None)
         if gpu is None:
             break
         chosen.append(gpu)
@@ -217,13 +190,11 @@ def _gpu(nvml: Any, index: int) -> Accelerator:
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     holders = []
     with suppress(nvml.NVMLError):  # a container may not see any
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        for process in sorted(processes, key=lambda process: -(process.usedGpuMemory or 0)):
-            program, used = "not seen from here", process.usedGpuMemory
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            program = "not seen from here"
             with suppress(psutil.Error):
                 program = psutil.Process(process.pid).name()
-            amount = gib(used) if used else "memory"
-            holders.append(f"{amount} by pid {process.pid} ({program})")
+            holders.append(f"pid {process.pid} ({program})")
     return replace(
         known_as(name, int(memory.total)) or Accelerator(name, int(memory.total), capability),
         index=index,

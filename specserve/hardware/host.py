@@ -6,7 +6,6 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -26,59 +25,33 @@ def memory_limits(root: Path) -> Iterator[tuple[int, int]]:
             yield limit, int((mount / group / "memory.current").read_text(encoding="ascii"))
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a port; `pid` None if this user may not see it."""
-
-    pid: int | None
-    command: str
-
-    def __str__(self) -> str:
-        unseen = "a process that cannot be seen from here"
-        return f"`{self.command}` (pid {self.pid})" if self.pid else unseen
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((host.strip("[]"), 0))
+def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
+    """A port that is free now; one that is given, if it is. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host.strip("[]"), port))
         return int(probe.getsockname()[1])
 
 
-def holder(host: str, port: int) -> Holder | None:
+def holder(host: str, port: int) -> str | None:
     """Who stops a server from listening there; None: nobody. Raises OSError for a foreign host."""
     import psutil
 
-    # with SO_REUSEADDR, as vLLM binds: that gets past closed connections, but also past a vLLM
-    # that still loads (bound, not yet listening), and one of the two would die
-    can_listen, is_alone = (_can_bind(host, port, reuse=reuse) for reuse in (True, False))
-    if can_listen and is_alone:
+    try:
+        free_port(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    else:
         return None
     seen = []
     with suppress(psutil.Error, OSError):
         every = psutil.net_connections("tcp")
         seen = [each for each in every if getattr(each.laddr, "port", None) == port]
-    if can_listen and seen:
+    listening = [each.pid for each in seen if each.status == psutil.CONN_LISTEN]
+    if seen and not listening:  # only closed connections, which vLLM gets past
         return None
-    pids = [each.pid for each in seen if each.status == psutil.CONN_LISTEN and each.pid]
     with suppress(psutil.Error):
-        for process in map(psutil.Process, pids):
-            return Holder(process.pid, " ".join(process.cmdline()[:3]) or process.name())
-    return Holder(pids[0] if pids else None, "?")
-
-
-def _can_bind(host: str, port: int, *, reuse: bool) -> bool:
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
-        try:
-            probe.bind((host.strip("[]"), port))
-            probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+        for process in map(psutil.Process, filter(None, listening)):
+            return f"`{' '.join(process.cmdline()[:3]) or process.name()}` (pid {process.pid})"
+    return "a process that cannot be seen from here"  # or a vLLM that loads: bound, not listening

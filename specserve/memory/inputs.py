@@ -121,8 +121,7 @@ def memory_inputs(
         has_encoders=engine.get("language_model_only") is not True,
         enforce_eager=is_eager(engine),
         is_sampling_unseen=not is_cpu,
-        gpu_memory_utilization=(share or GPU_MEMORY_UTILIZATION)
-        / (machine.memory_nodes if is_cpu else 1),
+        gpu_memory_utilization=share or GPU_MEMORY_UTILIZATION,
         kv_cache_memory_bytes=fixed,
         is_auto_length=asked.max_model_len == -1,
         method=method,

@@ -55,7 +55,7 @@ def this_host() -> Host:
         plugin=any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins")),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
-        numa_nodes=memory.memory_nodes,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         capacity_bytes=memory.accelerator.total_bytes,
         compiler=shutil.which(os.environ.get("CXX", "g++")),  # torch/_inductor/config.py, `cpp.cxx`
     )

@@ -20,11 +20,8 @@ GIB = 2**30
 MACHINES: Mapping[str, Machine] = {
     "SD405": Machine(accelerator("H100-80GB"), 8, basis="found", free_bytes=(80 * GIB,) * 8),
     "SD309": Machine(accelerator("L4-24GB"), 1, basis="found", free_bytes=(21 * GIB,)),
-    "SD312": Machine(
-        accelerator("H100-80GB"), 1, basis="found", free_bytes=(40 * GIB,),
-        holders=("GPU 0: 39.2 GiB by pid 4711 (python)",),
-    ),
-}  # fmt: skip
+    "SD312": Machine(accelerator("H100-80GB"), 1, basis="found", free_bytes=(40 * GIB,)),
+}
 """The machine that is found; elsewhere it is the one that the profile names."""
 HUB_BYTES = {"org/small": 2**20, "org/large": 2**60}
 """Models of a Hub that nobody has downloaded yet."""

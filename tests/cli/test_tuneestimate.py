@@ -84,7 +84,7 @@ def test_a_name_without_a_count_is_as_many_as_the_profile_takes(
         (
             ["--estimate", "H1000", *HALF],
             "there is no accelerator named `",
-            "did you mean `H100-80GB`",
+            "`specserve doctor --accelerators` lists the names",
         ),
         (["--estimate", "DGX-Spark-128GB", *HALF], "are not known", "name another accelerator"),
         (

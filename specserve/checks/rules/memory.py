@@ -97,7 +97,6 @@ def occupied_memory(ctx: Context) -> Violations:
             yield Violation(
                 "engine.gpu_memory_utilization",
                 f"{gib(free)} of {total} are free, and the launch takes {need}",
-                notes=machine.holders,
-                help="stop what holds the rest, or let vLLM take less: `gpu_memory_utilization`",
+                help="end what holds the rest, which `specserve doctor` names, or lower the share",
             )
             return
