@@ -26,15 +26,14 @@ def test_the_holder_of_a_listening_port_is_named() -> None:
         server.listen()
         found = holder("127.0.0.1", server.getsockname()[1])
     assert found is not None
-    assert found.pid == os.getpid()
-    assert f"(pid {os.getpid()})" in str(found)
+    assert f"(pid {os.getpid()})" in found
 
 
 def test_a_server_that_is_bound_but_still_loads_holds_its_port_too() -> None:
     with bound() as server:
         found = holder("127.0.0.1", server.getsockname()[1])
     assert found is not None
-    assert "cannot be seen" in str(found)
+    assert "cannot be seen" in found
 
 
 def test_connections_that_were_just_closed_do_not_hold_the_port() -> None:
