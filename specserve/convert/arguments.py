@@ -25,12 +25,13 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
+from specserve.plan.replacements import ARGUMENTS
 from specserve.profile import schema
 from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
 from specserve.profile.values import Node, Scalar, meaning
 from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
-from specserve.vllm.versions import ARGUMENTS, newest
+from specserve.vllm.versions import newest
 
 Known = Mapping[str, tuple[Argument, bool]]
 LEFT_OVER = "belongs to no option"

@@ -25,6 +25,7 @@ from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
+from specserve.plan.replacements import ARGUMENTS, KEYS
 from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.problems import ordered
@@ -35,7 +36,7 @@ from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.speculation import METHODS, retyped
-from specserve.vllm.versions import ARGUMENTS, KEYS, newest
+from specserve.vllm.versions import newest
 
 _LAUNCH = ("plan", "up", "render")
 """Commands of specserve that need a server that answers."""

@@ -13,11 +13,11 @@ from specserve.convert.command import advice, inferred_method
 from specserve.convert.invocation import EngineStart
 from specserve.convert.options import argument_names, option_strings
 from specserve.convert.words import Note, Word, unresolved
+from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.speculation import REMOVED
-from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
 _LEVELS = Replacement(

@@ -151,37 +151,29 @@ def _add_limits(engine: dict[str, Entry]) -> None:
         if entry["kind"] in ("int", "float"):
             entry["bounds"] = bounds.get(field.name, [])
         elif entry["kind"] == "dict":
-            entry["keys"], entry["inner_choices"] = _keys(field.type)
+            entry["keys"] = _keys(field.type)
         if entry["flag"] in deprecated:
             entry["deprecated"] = deprecated[entry["flag"]]
 
 
-def _keys(hint: Any, depth: int = 0) -> tuple[list[str], list[str]]:
-    """The keys of a mapping for a configuration class, inner ones dotted, and `key=one|other`.
+def _keys(hint: Any, depth: int = 0) -> list[str]:
+    """The keys of a mapping for a configuration class, inner ones dotted.
 
     Nothing where vLLM may take more than these.
     """
     config = _only(hint)
     fields = getattr(config, "__pydantic_fields__", None)
     if fields is None or depth >= _DEEPEST or config.__bases__ != (object,):
-        return [], []
+        return []
     rewrites = [item.info.mode for item in config.__pydantic_decorators__.model_validators.values()]
     if config.__pydantic_config__.get("extra") != "forbid" or "before" in rewrites:
-        return [], []
-    keys, choices = [], []
+        return []
+    keys = []
     for name, field in fields.items():
-        if name.startswith("_"):
-            continue
-        kind, texts = _only(field.annotation), list[str]()
-        inner, more = _keys(field.annotation, depth + 1)
-        keys += [name, *(f"{name}.{key}" for key in inner)]
-        choices += [f"{name}.{item}" for item in more]
-        if all(isinstance(each, str) for each in typing.get_args(kind)):
-            texts = sorted(_values(kind))
-        if isinstance(kind, enum.EnumMeta) and enum.Enum in kind.__bases__:
-            texts = sorted(kind.__members__)
-        choices += [f"{name}={'|'.join(texts)}"] if texts else []
-    return sorted(keys), sorted(choices)
+        if not name.startswith("_"):
+            inner = _keys(field.annotation, depth + 1)
+            keys += [name, *(f"{name}.{key}" for key in inner)]
+    return sorted(keys)
 
 
 def _only(hint: Any) -> Any:

@@ -1,7 +1,8 @@
-"""What a vLLM version would refuse in a profile, and where a profile says what vLLM calls otherwise."""
+"""What a vLLM version would refuse in a profile, and how what it takes is passed to it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,11 +10,18 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
+from specserve.plan.replacements import ARGUMENTS
 from specserve.profile import schema
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, value_problems
-from specserve.vllm.versions import ARGUMENTS
+from specserve.vllm.arguments import (
+    Argument,
+    ArgumentProblem,
+    VllmTable,
+    is_none,
+    python_value,
+    value_problems,
+)
 
 ELSEWHERE: Mapping[str, str] = {
     "spec_method": "speculation.method",
@@ -82,7 +90,7 @@ def _given(
     section: Literal["engine", "frontend"], name: str, value: Any, given: Mapping[str, Any], table: VllmTable
 ) -> _Judged:
     """One argument of `engine` or `frontend`; `given`: both of them."""
-    path, known = f"{section}.{name}", table.section(section)
+    path, known = f"{section}.{name}", getattr(table, section)
     if name in ELSEWHERE:
         text = f"`{name}` has its own place in a profile"
         return ArgumentProblem(path, text, f"write it as `{ELSEWHERE[name]}`", "elsewhere")
@@ -116,3 +124,35 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     word = did_you_mean(name, known)
     places = {**schema.ELSEWHERE, **ELSEWHERE}
     return f"did you mean `{places.get(word, word)}`?" if word else None
+
+
+def keyword_value(argument: Argument, value: Any) -> Any:
+    """The value as a keyword of `vllm.LLM`, where the command line's `None` is Python's None."""
+    return None if is_none(argument, value) else python_value(argument, value)
+
+
+def tokens(argument: Argument, value: Any) -> list[str]:
+    """The value on the command line; nothing where it says what vLLM does anyway."""
+    value, flag, form = python_value(argument, value), argument.flag, argument.form
+    if value is None or flag is None:
+        return []
+    if is_none(argument, value):
+        return [flag, "None"]
+    if form == "flag" and not value:
+        return [f"--no-{flag.removeprefix('--')}"] if argument.negatable else []
+    if form == "flag" or (form == "optional_value" and value is True):
+        return [flag]
+    if form in ("append", "many", "comma"):
+        words = [_word(item) for item in value]
+        if form == "many" and len(words) != 1:
+            return [flag, *words]
+        words = [",".join(words)] if form == "comma" else words
+    else:
+        words = [json.dumps(value) if form == "json" else _word(value)]
+    # a token that starts with a dash would be taken for another option
+    pairs = ([f"{flag}={word}"] if word.startswith("-") else [flag, word] for word in words)
+    return [token for pair in pairs for token in pair]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

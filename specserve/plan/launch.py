@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
-from specserve.errors import UsageError
-from specserve.plan.arguments import problems
+from specserve.errors import FactError, UsageError
+from specserve.plan.arguments import keyword_value, problems, tokens
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
 from specserve.profile.schema import Profile, Target, fingerprint, keys_of, world_size
-from specserve.vllm.arguments import Argument, VllmTable, keyword_value, tokens
-from specserve.vllm.versions import Vllm, vllm_for
+from specserve.vllm.arguments import Argument, VllmTable
+from specserve.vllm.versions import Vllm, contains, newest_in, table
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host
@@ -77,14 +77,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     kind = profile.hardware.accelerator if profile.hardware else None
     is_cpu = None if kind is None else kind.strip().lower() == "cpu"
     ranks = world_size(profile) if is_cpu is None and options.whole else 1  # else it is for this machine
-    vllm = vllm_for(
-        profile.vllm,
-        named=options.vllm,
-        is_cpu=False if ranks > 1 else is_cpu,
-        here=here,
-        starts=options.starts,
-        place=profile.spans.get("vllm", Span(profile.file)),
-    )
+    vllm = _vllm(profile, options, is_cpu=False if ranks > 1 else is_cpu, here=here)
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
         from specserve.hardware.host import free_port
@@ -103,6 +96,28 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     plan = localize(plan, installed=vllm.installed, host=host)
     plan = without_hub(plan, profile, lock, needed=bool(options.locked) and options.starts)
     return Planned(profile, plan, written, host)
+
+
+def _vllm(profile: Profile, options: LaunchOptions, *, is_cpu: bool | None, here: Vllm | None) -> Vllm:
+    """A named version, else the installed one, else the newest in the range. Raises FactError.
+
+    `is_cpu`: what the profile's accelerator is, None if it names none.
+    """
+    range_ = profile.vllm
+    if options.vllm is None and here is None and options.starts:
+        hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
+        raise FactError("vLLM is not installed in specserve's environment", hint=hint)
+    if options.vllm is None and here is not None:
+        is_in_range = not range_ or contains(range_, here.version)
+        if options.starts and not is_in_range:
+            place = profile.spans.get("vllm", Span(profile.file))
+            text = f"{place}: vLLM {here.version} is installed, and the profile is for `{range_}`"
+            raise FactError(text, hint="install a vLLM version in this range, or widen the range")
+        is_elsewhere = is_cpu is not None and is_cpu != (here.platform == "cpu")
+        if options.starts or (is_in_range and not is_elsewhere):
+            return here  # a plan to look at may be for another accelerator
+    version = options.vllm or newest_in(range_)
+    return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, PERCENTILES, Key, Kind
-from specserve.vllm.arguments import canonical, human_int
+from specserve.vllm.arguments import human_int, jsonable
 from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.speculation import METHODS
 
@@ -276,8 +276,20 @@ def fingerprint(profile: Profile) -> str:
         "env": profile.env,
         "hardware": [hardware.accelerator, hardware.count] if hardware else None,
     }
-    text = json.dumps(canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """A value in JSON's types, each number spelled as one: `32k` is `32000`, and `1.0` is `1`."""
+
+    def number(item: Any) -> Any:
+        if isinstance(item, float) and item.is_integer():
+            return int(item)
+        found = human_int(item) if isinstance(item, str) else None
+        return item if found is None else found
+
+    return jsonable(value, number)
 
 
 def _models(profile: Profile) -> dict[str, Any]:

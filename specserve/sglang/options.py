@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import UsageError
+from specserve.plan.arguments import tokens
+from specserve.plan.replacements import Replacement
 from specserve.profile.schema import Profile, Speculation, Target, fingerprint, keys_of
-from specserve.vllm.arguments import Argument, flag_of, python_value, tokens
+from specserve.vllm.arguments import Argument, flag_of, python_value
 from specserve.vllm.speculation import METHODS
-from specserve.vllm.versions import Replacement
 
 
 @dataclass(frozen=True, slots=True)

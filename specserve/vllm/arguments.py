@@ -48,8 +48,6 @@ class Argument:
     """What a number must be: `> 0`, `<= 1`."""
     keys: tuple[str, ...] = ()
     """The keys of a mapping, inner ones dotted; empty where vLLM admits any, or does not say."""
-    inner_choices: tuple[str, ...] = ()
-    """What those keys may be, where they are one of a few texts: `backend=auto|xgrammar`."""
     known: tuple[str, ...] = ()
     """The values that vLLM brings, where a plug-in may bring others."""
 
@@ -73,12 +71,6 @@ class VllmTable:
     def minor(self) -> str:
         """`0.33` of `0.33.0`."""
         return ".".join(self.version.split(".")[:2])
-
-    def section(self, name: Section) -> Mapping[str, Argument]:
-        """The arguments of one section by name."""
-        return {"engine": self.engine, "frontend": self.frontend, "speculation": self.speculation}[
-            name
-        ]
 
 
 def flag_of(name: str) -> str:
@@ -123,18 +115,6 @@ def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> An
     return scalar(value)
 
 
-def canonical(value: Any) -> Any:
-    """A value in JSON's types, each number spelled as one: `32k` is `32000`, and `1.0` is `1`."""
-
-    def number(item: Any) -> Any:
-        if isinstance(item, float) and item.is_integer():
-            return int(item)
-        found = human_int(item) if isinstance(item, str) else None
-        return item if found is None else found
-
-    return jsonable(value, number)
-
-
 _HUMAN = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -159,43 +139,12 @@ def python_value(argument: Argument, value: Any) -> Any:
         number = -1 if argument.human_int and value == "auto" else human_int(value)
         return value if number is None else number
     is_one = argument.kind == "list" and isinstance(value, (str, int, float))
-    return [value] if is_one and not _is_none(argument, value) else jsonable(value)
+    return [value] if is_one and not is_none(argument, value) else jsonable(value)
 
 
-def keyword_value(argument: Argument, value: Any) -> Any:
-    """The value as a keyword of `vllm.LLM`, where the command line's `None` is Python's None."""
-    return None if _is_none(argument, value) else python_value(argument, value)
-
-
-def _is_none(argument: Argument, value: Any) -> bool:
+def is_none(argument: Argument, value: Any) -> bool:
+    """Whether the value is the text that the command line reads as None."""
     return argument.nullable and value == "None"
-
-
-def tokens(argument: Argument, value: Any) -> list[str]:
-    """The value on the command line; nothing where it says what vLLM does anyway."""
-    value, flag, form = python_value(argument, value), argument.flag, argument.form
-    if value is None or flag is None:
-        return []
-    if _is_none(argument, value):
-        return [flag, "None"]
-    if form == "flag" and not value:
-        return [f"--no-{flag.removeprefix('--')}"] if argument.negatable else []
-    if form == "flag" or (form == "optional_value" and value is True):
-        return [flag]
-    if form in ("append", "many", "comma"):
-        words = [_word(item) for item in value]
-        if form == "many" and len(words) != 1:
-            return [flag, *words]
-        words = [",".join(words)] if form == "comma" else words
-    else:
-        words = [json.dumps(value) if form == "json" else _word(value)]
-    # a token that starts with a dash would be taken for another option
-    pairs = ([f"{flag}={word}"] if word.startswith("-") else [flag, word] for word in words)
-    return [token for pair in pairs for token in pair]
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +177,7 @@ def value_problems(
 
     A type that the table does not know is not judged.
     """
-    if value is None or _is_none(argument, value):
+    if value is None or is_none(argument, value):
         return
     value, message, help, kind = python_value(argument, value), "", None, "value"
     name = path.rpartition(".")[2]
@@ -253,16 +202,12 @@ def value_problems(
     elif (
         argument.known
         and isinstance(value, str)
-        and value not in (*argument.known, "", "auto")
-        and not (argument.name == "quantization" and value in _OF_CHECKPOINTS)
+        and value not in (*argument.known, *_OF_CHECKPOINTS, "", "auto")
     ):
         message = f"{quoted(value)} is not a `{name}` of vLLM's own; only a plug-in can add it"
         help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
     elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
         message = f"`{name}` must be {broken}; found {quoted(str(value))}"
-    elif argument.form == "many" and isinstance(value, list) and len(value) > 1:
-        if dashed := next((word for word in map(_word, value) if word.startswith("-")), None):
-            message = f"vLLM would read {quoted(dashed)} in `{name}` as a command-line option"
     if message:
         yield ArgumentProblem(path, message, help, kind)
     if argument.keys and isinstance(value, Mapping):
@@ -298,7 +243,6 @@ def _key_problems(
     path: str, argument: Argument, value: Mapping[str, Any], version: str, inside: str
 ) -> Iterator[ArgumentProblem]:
     """The keys of a mapping that this version does not have in it, inner mappings too."""
-    admitted = dict(item.partition("=")[::2] for item in argument.inner_choices)
     for key, item in value.items():
         place, dotted = f"{path}.{key}", f"{inside}{key}"
         if dotted not in argument.keys:
@@ -308,15 +252,7 @@ def _key_problems(
             help = _meant(str(key), [known for known in here if "." not in known])
             text = f"vLLM {version} has no {quoted(str(key))} in `{path.partition('.')[2]}`"
             yield ArgumentProblem(place, text, help, "unknown")
-        elif any(known.startswith(f"{dotted}.") for known in argument.keys):
-            if isinstance(item, Mapping):
-                yield from _key_problems(place, argument, item, version, f"{dotted}.")
-        elif isinstance(item, str) and dotted in admitted:
-            some = admitted[dotted].split("|")
-            if not _is_chosen(item, (*some, "auto")):
-                yield ArgumentProblem(
-                    place,
-                    f"`{key}` cannot be {quoted(item)}",
-                    _meant(item, some, "one of"),
-                    "value",
-                )
+        elif isinstance(item, Mapping) and any(
+            known.startswith(f"{dotted}.") for known in argument.keys
+        ):
+            yield from _key_problems(place, argument, item, version, f"{dotted}.")

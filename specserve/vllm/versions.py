@@ -1,18 +1,16 @@
-"""Which vLLM versions are known, which one is installed, and what took the place of arguments."""
+"""Which vLLM versions are known, and which one is installed."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError, quoted
+from specserve.errors import UsageError, quoted
 from specserve.vllm.arguments import VllmTable, table_of
 from specserve.vllm.facts import EXAMPLE_RANGE, INVERSE_FLAGS, at, items, merged, minor
 
@@ -47,38 +45,6 @@ class Vllm:
     """The same, if it is the one of this Python."""
 
 
-def vllm_for(
-    range_: str | None,
-    *,
-    named: str | None,
-    is_cpu: bool | None,
-    here: Vllm | None,
-    starts: bool,
-    place: Span,
-) -> Vllm:
-    """The vLLM of a launch: a named version, else the installed one, else the newest in the range.
-
-    `is_cpu`: what the profile's accelerator is, None if it names none; `starts`: only the installed
-    one can serve; `place`: where the range is written. Raises FactError.
-    """
-    if named is None and here is None and starts:
-        hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
-        raise FactError("vLLM is not installed in specserve's environment", hint=hint)
-    if named is None and here is not None:
-        is_in_range = not range_ or contains(range_, here.version)
-        if starts and not is_in_range:
-            text = f"vLLM {here.version} is installed, and the profile is for `{range_}`"
-            hint = "install a vLLM version in this range, or widen the range"
-            raise FactError(f"{place}: {text}", hint=hint)
-        is_elsewhere = is_cpu is not None and is_cpu != (here.platform == "cpu")
-        if starts or (is_in_range and not is_elsewhere):
-            return here  # a plan to look at may be for another accelerator
-    version = named or newest_in(range_)
-    if minor(version) < minor(known_versions()[0]) and table(version):
-        raise _unknown(f"vLLM {version} is not among the versions")
-    return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
-
-
 @lru_cache
 def known_versions() -> tuple[str, ...]:
     """The minor versions that the tables know, oldest first."""
@@ -98,7 +64,8 @@ def table(version: str) -> VllmTable:
         Version(version)
     except ValueError as error:
         shown = quoted(version).strip("`")
-        raise _unknown(f"vLLM {shown} is not among the versions") from error
+        text = f"vLLM {shown} is not among the versions that this specserve can plan for"
+        raise UsageError(f"{text}: {', '.join(known_versions())}") from error
     known, data = known_versions(), merged("arguments")
     name = next((name for name in known if minor(name) >= minor(version)), known[-1])
     sections = ("engine", "frontend", "speculation", "methods", "env")
@@ -135,16 +102,8 @@ def in_range(spec: str) -> tuple[str, ...]:
 
 
 def newest_in(spec: str | None) -> str:
-    """The newest known minor in a range; of all, if it has only newer ones. Raises UsageError."""
-    found, known = in_range(spec or ""), known_versions()
-    older = (f"0.{number}.{patch}" for number in range(minor(known[0])[1]) for patch in range(20))
-    if not found and any(contains(spec or "", release) for release in older):
-        raise _unknown(f"{quoted(spec or '')} has none of the versions")
-    return (found or known)[-1]
-
-
-def _unknown(text: str) -> UsageError:
-    return UsageError(f"{text} that this specserve can plan for: {', '.join(known_versions())}")
+    """The newest known minor in a range; of all, if it has none of them. Raises UsageError."""
+    return (in_range(spec or "") or known_versions())[-1]
 
 
 def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
@@ -194,25 +153,3 @@ def installed_version() -> str | None:
 def newest() -> VllmTable:
     """The table of the newest known version."""
     return table(known_versions()[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """What became of an argument, a key or a variable."""
-
-    why: str = ""
-    now: str | None = None
-    """Its dotted place in a profile; None if nothing took its place."""
-    values: Mapping[str, Any] | None = None
-    """The value of today by the earlier one as JSON, `*` for any other; None: the same ones."""
-    also: Mapping[str, Any] = field(default_factory=dict)
-    """What has to be set beside it, by dotted place."""
-    aliases: tuple[str, ...] = ()
-
-
-ARGUMENTS, KEYS, VARIABLES = (
-    {key: Replacement(**item) for key, item in merged("replacements")[section].items()}
-    for section in ("arguments", "speculation", "env")
-)
-"""Of arguments by vLLM's own name of the time, underscores for dashes, keys of a mapping dotted; of
-keys of `speculative_config`; of environment variables."""

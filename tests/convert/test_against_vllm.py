@@ -149,6 +149,9 @@ def test_lint_refuses_what_the_parser_of_the_judged_version_refuses(tmp_path: Pa
     given = [*starts("recipes.yaml", tmp_path), *starts("failures.yaml", tmp_path)]
     lines = [argv_of(item, tmp_path) for item in given if item.engine == "vllm" and item.words]
     lines = [line for line in lines if not any(unresolved(word) for word in line)]
+    # the choices of a key inside a mapping are left to vLLM
+    inner = ("FULL_ONLY", "lmfe")
+    lines = [line for line in lines if not any(word in " ".join(line) for word in inner)]
     wrong = []
     for line, answer in zip(lines, ask_vllm(lines), strict=True):
         profile, findings = profile_of(

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.prepare import prepare
-from specserve.plan.arguments import ELSEWHERE, problems
+from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
 from specserve.plan.launch import LaunchOptions
 from specserve.profile.schema import Profile
 from specserve.vllm import versions
-from specserve.vllm.arguments import Argument, keyword_value, tokens
+from specserve.vllm.arguments import Argument
 from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
@@ -89,7 +89,6 @@ def test_no_text_becomes_an_option_of_its_own(text: str) -> None:
         ("engine: {enforce_eager: 1}", "must be true or false; found `1`", None),
         ("engine: {hf_overrides: [1]}", "must be a mapping; found `[1]`", None),
         ("engine: {convert: embbed}", "`convert` cannot be `embbed`", "did you mean `embed`?"),
-        ("frontend: {lora_modules: [a=b, --x]}", "would read `--x`", None),
     ],
 )  # fmt: skip
 def test_what_vllm_would_refuse_is_said_with_the_way_out(

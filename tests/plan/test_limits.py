@@ -27,16 +27,6 @@ REFUSED = [
         "unknown",
     ),
     ("engine: {eplb_config: {windw: 1}}", "engine.eplb_config.windw", "unknown"),
-    (
-        "engine: {compilation_config: {cudagraph_mode: FULL_ONLY}}",
-        "engine.compilation_config.cudagraph_mode",
-        "value",
-    ),
-    (
-        "engine: {structured_outputs_config: {backend: lmfe}}",
-        "engine.structured_outputs_config.backend",
-        "value",
-    ),
     ("engine: {reasoning_parser: nope}", "engine.reasoning_parser", "plug-in"),
     ("frontend: {tool_call_parser: nope}", "frontend.tool_call_parser", "plug-in"),
     ("engine: {load_format: foo}", "engine.load_format", "plug-in"),

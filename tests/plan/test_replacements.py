@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.profile.schema import Target, keys_of
 from specserve.sglang.options import OPTIONS
-from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, known_versions, table
+from specserve.vllm.versions import known_versions, table
 
 NEWEST = table(known_versions()[-1])
 EVERY = {
@@ -34,7 +35,7 @@ def test_each_place_is_one_of_the_newest_vllm(item: Replacement) -> None:
         if section == "target":
             assert name in keys_of(Target)
         else:
-            argument = NEWEST.section(section)[name]  # type: ignore[arg-type]
+            argument = getattr(NEWEST, section)[name]
             assert not keys or not argument.keys or ".".join(keys) in argument.keys
 
 
