@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.errors import did_you_mean
-from specserve.vllm.versions import known_versions, table
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -218,25 +216,6 @@ PROFILES = {
 def test_a_profile_is_judged_soon(specserve: Run, name: str, write: Callable[..., Path]) -> None:
     code, said = ended(specserve, "lint", write(PROFILES[name]))
     assert code == (0 if name == "env" else 1) and "Found" in said, said[-500:]
-
-
-def test_a_guess_is_made_among_a_few_of_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    import difflib
-
-    newest = table(known_versions()[-1])
-    names = {**newest.engine, **newest.frontend}
-    compared: list[int] = []
-    real = difflib.get_close_matches
-
-    def counted(word: str, likely: list[str], **options: Any) -> list[str]:
-        compared.append(len(likely))
-        return real(word, likely, **options)
-
-    monkeypatch.setattr(difflib, "get_close_matches", counted)
-    for word in ("max_model_lenn", "max-model-len", "tensor_paralel_size", "gpu_memory_utilisation", "sede"):
-        assert did_you_mean(word, names) in names
-    assert did_you_mean("nmae", ("model", "name", "target")) == "name"
-    assert max(compared) <= 12 < len(names)
 
 
 @pytest.mark.parametrize(

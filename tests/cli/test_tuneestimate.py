@@ -82,7 +82,7 @@ def test_a_name_without_a_count_is_as_many_as_the_profile_takes(
         ([*H100, "--acceptance", "3.6"], "is no acceptance: 0 to 1", "`3.6@4`"),
         (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "`--estimate` out to measure"),
         (
-            ["--estimate", "H1000", *HALF],
+            ["--estimate", "H100", *HALF],
             "there is no accelerator named `",
             "`specserve doctor --accelerators` lists the names",
         ),

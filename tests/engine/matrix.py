@@ -256,6 +256,13 @@ FAILS_LOADING: tuple[Case, ...] = (
     Case("a directory without weights", f'vllm: "==0.32.*"\n{_target("llama-empty")}', "load", "SD250"),
     Case("a download that was cut short", f'vllm: "==0.32.*"\n{_target("llama-cut")}', "load", "SD250"),
     Case("an EAGLE head as a model", f'vllm: "==0.32.*"\n{_target("llama-eagle")}', "load", "SD501"),
+    Case(
+        "adapters for a model that takes none",
+        f'vllm: "==0.32.*"\n{_target("gpt2")}engine: {{enable_lora: true}}\n',
+        "load",
+        "SD253",
+    ),
+    Case("a model without its tokenizer", f'vllm: "==0.32.*"\n{_target("llama-mute")}', "load", "SD250"),
 )
 
 SOUND: tuple[Case, ...] = (

@@ -49,7 +49,7 @@ def logits(folder: Path, *, dtype: Any) -> Any:
 
 
 # a library may split a longer sum into other partial sums: the zeros change nothing but the rounding
-@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-4), ("bfloat16", 0.2)])
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-4), ("bfloat16", 0.3)])
 def test_the_widened_target_gives_the_logits_of_the_small_one(
     wide: Path, dtype: str, rounding: float
 ) -> None:

@@ -1,4 +1,4 @@
-"""SD220, SD221, SD224, SD250: the models, what they are asked for, their files."""
+"""SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def missing_hidden_states(ctx: Context) -> Violations:
 
 @rule("SD250", ERROR, needs="models")
 def missing_weights(ctx: Context) -> Violations:
-    """The model's directory has no weights, or not all of them."""
+    """The model's directory has no weights or no tokenizer, or not all of them."""
     is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
     is_usual = is_usual and not ctx.engine.get("model_loader_extra_config")
     drafts = {
@@ -85,6 +85,13 @@ def missing_weights(ctx: Context) -> Violations:
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
             yield from (Violation(path, text, help=help_) for text in _lacking_weights(facts))
+    target = ctx.target
+    if target is None or target.origin != "directory" or ctx.profile.target.tokenizer:
+        return
+    has_one = any("token" in name or name.endswith((".model", ".gguf")) for name in target.files)
+    if not has_one and not any(served_head.check(ctx)):  # SD221 says more
+        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
+        yield Violation("target.model", "the directory holds no tokenizer", help=help_)
 
 
 def _lacking_weights(facts: ModelFacts) -> list[str]:
@@ -94,3 +101,15 @@ def _lacking_weights(facts: ModelFacts) -> list[str]:
     if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
         found.append("the directory holds no weights")
     return [*found, *(f"weights are missing: `{name}`" for name in gone[:1])]
+
+
+@rule("SD253", ERROR, needs="models")
+def unadaptable_model(ctx: Context) -> Violations:
+    """LoRA adapters are enabled for a model that does not support them."""
+    config = ctx.target_config
+    if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
+        return
+    if found := ctx.versions_whose_registry(Registry.lacks, architectures(config), "lora"):
+        text = f"a `{architectures(config)[0]}` takes no adapters"
+        help_ = "merge the adapter into the weights, and serve those"
+        yield Violation("engine.enable_lora", text, versions=found, help=help_)
