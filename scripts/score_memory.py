@@ -54,9 +54,7 @@ def score(log: dict[str, Any]) -> Score:
     inputs = inputs_of(log)
     found = estimate(inputs)
     if log.get("max_num_seqs") == "not stated" and found.state_blocks:
-        found = estimate(
-            replace(inputs, max_num_seqs=max(1, min(inputs.max_num_seqs, int(found.state_blocks.low))))
-        )
+        found = estimate(replace(inputs, max_num_seqs=max(1, min(inputs.max_num_seqs, found.state_blocks))))
     if log["kv_gib"] is None:
         return Score(log, found, None)
     per_gpu, logged = found.per_gpu_bytes, log["kv_gib"] * _GIB

@@ -93,7 +93,8 @@ class MemoryEstimate:
     kv_cache_tokens: Bounds
     """0 where the KV cache is not known."""
     max_concurrency: Bounds
-    state_blocks: Bounds | None
+    state_blocks: int | None
+    """At least so many requests have a block for their states; None: nobody needs one."""
     notes: tuple[str, ...]
     draft_cost: DraftCost | None = None
     fixes: Mapping[str, int | str] = field(default_factory=dict)
@@ -134,8 +135,8 @@ def by_vllm(
         cost = DraftCost(high.tokens, before.tokens, high.concurrency, before.concurrency)
         found = replace(found, draft_cost=cost)
     with suppress(FactError):
-        about = found if found.verdict == "fit" else estimate(inputs)
-        found = replace(found, fixes=about.fixes if about.verdict == found.verdict else {})
+        if found.verdict != "fit" and (about := estimate(inputs)).verdict == found.verdict:
+            found = replace(found, fixes=about.fixes)
     return found
 
 
@@ -193,16 +194,11 @@ def _conclude(
     verdict, reason = _verdict(inputs, sum(weights), low, high)
     if verdict == "fit" and doubt:
         verdict, reason = "unknown", doubt
-    if inputs.uncounted:
+    if verdict == "does_not_fit" and inputs.uncounted:
         names = ", ".join(f"`{name}`" for name in inputs.uncounted)
-        if verdict == "does_not_fit":
-            verdict, reason = "tight", f"{reason}; {names} may make room, and is not counted"
-        notes += (f"not counted: {names}",)
+        verdict, reason = "tight", f"{reason}; {names} may make room, and is not counted"
     budget = total if fixed is not None else int(total * inputs.gpu_memory_utilization)
     copies = inputs.ranks if inputs.machine.is_cpu else 1
-    states = None
-    if low.states is not None and high.states is not None:
-        states = Bounds(low.states, high.states)
     return MemoryEstimate(
         verdict,
         reason,
@@ -215,7 +211,7 @@ def _conclude(
         max_model_len=inputs.max_model_len,
         kv_cache_tokens=Bounds(low.tokens, high.tokens),
         max_concurrency=Bounds(low.concurrency, high.concurrency),
-        state_blocks=states,
+        state_blocks=low.states,
         notes=notes,
     )
 
@@ -236,17 +232,14 @@ def _verdict(
         is_refused = high.states < inputs.max_num_seqs
         return "does_not_fit" if is_refused else "tight", f"{many}, and {held}"
     if not low.starts:
-        held = f"the KV cache holds about {_between(low.tokens, high.tokens)}"
-        if not high.tokens:
-            sizes = (f"{max(0.0, room.kv_bytes) / GIB:.1f}" for room in (low, high))
-            held = f"about {' to '.join(sizes)} GiB are left for the KV cache"
         needed = f"one request may need {inputs.max_model_len:,} tokens"
+        held = f"the KV cache holds about {_between(low.tokens, high.tokens)}"
         return "tight" if high.starts else "does_not_fit", f"{needed}, and {held}"
     used = weights + reserve(inputs).high + (fixed or 0)
     if inputs.machine.is_cpu:
         used = (share if fixed is None else inputs.ranks * used) + _SERVER
-        who = f"its {inputs.ranks} ranks together" if inputs.ranks > 1 else "the server"
-        return ("tight", f"{who} may take about {gib(used)}") if used > total else ("fit", "")
+        text = f"the server may take about {gib(used)}"
+        return ("tight", text) if used > total else ("fit", "")
     spare = total - (share if fixed is None else used) - context_bytes(inputs)
     unseen = unseen_bytes(inputs)
     if spare >= unseen:
@@ -268,7 +261,7 @@ def _fixes(inputs: MemoryInputs, found: MemoryEstimate) -> dict[str, int | str]:
     is_plain = not (inputs.quantization or quantization_of(inputs.target.config))
     capability = inputs.machine.accelerator.compute_capability or (0, 0)
     length = int(found.kv_cache_tokens.low or found.kv_cache_tokens.high) // 256 * 256
-    seqs = int(found.state_blocks.low) if found.state_blocks else inputs.max_num_seqs // 4
+    seqs = found.state_blocks or inputs.max_num_seqs // 4
     tried: dict[str, Any] = {}
     if 0 < length < inputs.max_model_len:
         tried["target.max_model_len"] = length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,6 @@ from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.facts import SHORTENS_TARGET, at
 from specserve.vllm.limits import (
     ASSUMED,
     CPU_DEFAULTS,
@@ -51,7 +49,7 @@ class MemoryInputs:
     """Whether encoders of images and the like are loaded: not with `language_model_only`."""
     enforce_eager: bool = False
     is_sampling_unseen: bool = True
-    """Whether vLLM profiles greedy requests only: the V2 runner does, the V1 runner did not."""
+    """Whether vLLM profiles greedy requests only: not before the V2 runner."""
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     kv_cache_memory_bytes: int | None = None
     is_auto_length: bool = False
@@ -91,19 +89,18 @@ def memory_inputs(
     """A profile with one way to speculate (None: none) on one machine, by one vLLM version."""
     engine, asked, is_cpu = profile.engine, profile.target, machine.is_cpu
     keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
-    length = asked.max_model_len
-    length = _length(target) if length is None or length == -1 else length
-    if draft and method == "draft_model" and at(SHORTENS_TARGET, version):
-        length = min(length, _whole(keys.get("max_model_len")) or _length(draft))
+    known = context_length(text_config(target.config))
+    length = _whole(asked.max_model_len) or (known.default if known else ASSUMED)
     tokens, seqs = _batch(profile, machine, version, length=length)
-    fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), _share(engine)
+    fixed = kv_cache_bytes(engine, profile.env if is_cpu else {})
+    share = engine.get("gpu_memory_utilization")
+    share = share if isinstance(share, int | float) and 0 < share <= 1 else None
     if fixed is None and is_cpu and share is None:
         fixed = default_kv_bytes(machine.accelerator.total_bytes)
     drafted = _whole(keys.get("num_speculative_tokens"))
     if method and drafted is None:  # what the draft is made for
         drafted = prediction_layers((draft or target).config) or 1
     is_inside = draft is not None and draft.model == target.model and method == "mtp"
-    uncounted = (name for name in _MAKES_ROOM if engine.get(name))
     return MemoryInputs(
         target,
         machine,
@@ -120,7 +117,6 @@ def memory_inputs(
         enable_prefix_caching=engine.get("enable_prefix_caching") is not False,
         has_encoders=engine.get("language_model_only") is not True,
         enforce_eager=is_eager(engine),
-        is_sampling_unseen=not is_cpu,
         gpu_memory_utilization=share or GPU_MEMORY_UTILIZATION,
         kv_cache_memory_bytes=fixed,
         is_auto_length=asked.max_model_len == -1,
@@ -129,14 +125,8 @@ def memory_inputs(
         is_parallel=keys.get("parallel_drafting") is True,
         draft=None if is_inside else draft,
         unknown_draft=speculation.model if speculation and draft is None else None,
-        uncounted=tuple(n for n in uncounted if engine[n] != 1 or not n.endswith("_size")),
+        uncounted=tuple(name for name in _MAKES_ROOM if engine.get(name)),
     )
-
-
-def _length(facts: ModelFacts) -> int:
-    """The context that vLLM derives, or assumes if config.json does not say it."""
-    known = context_length(text_config(facts.config))
-    return known.default if known else ASSUMED
 
 
 def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> tuple[int, int]:
@@ -151,15 +141,7 @@ def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> 
             version, gpu=kind.name, gpu_bytes=size, compute_capability=capability
         )
     seqs = _whole(engine.get("max_num_seqs")) or seqs
-    if engine.get("enable_chunked_prefill") is False:
-        tokens = max(tokens, length)
     return _whole(engine.get("max_num_batched_tokens")) or min(tokens, seqs * length), seqs
-
-
-def _share(engine: Mapping[str, Any]) -> float | None:
-    """`gpu_memory_utilization`; None if it is not given, or is no share."""
-    value = engine.get("gpu_memory_utilization")
-    return float(value) if isinstance(value, int | float) and 0 < value <= 1 else None
 
 
 def _whole(value: Any) -> int | None:

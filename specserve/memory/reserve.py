@@ -60,9 +60,8 @@ def reserve(inputs: MemoryInputs) -> Bounds:
 
 def unseen_bytes(inputs: MemoryInputs) -> float:
     """What serving takes beyond vLLM's profile run: verification, sampling, recurrent prefills."""
-    vocabulary, k, peak = _vocabulary(inputs), inputs.num_speculative_tokens, 0.0
-    if inputs.is_sampling_unseen:
-        peak = 20.0 * inputs.max_num_seqs * vocabulary
+    vocabulary, k = _vocabulary(inputs), inputs.num_speculative_tokens
+    peak = 20.0 * inputs.max_num_seqs * vocabulary * inputs.is_sampling_unseen
     if k:
         fitting = max(1, inputs.max_num_batched_tokens // (k + 2))
         verified = min(inputs.max_num_seqs, fitting) * (k + 1) * vocabulary
@@ -90,5 +89,5 @@ def _is_linked(inputs: MemoryInputs) -> bool:
 
 
 def _vocabulary(inputs: MemoryInputs) -> int:
-    size = text_config(inputs.target.config).get("vocab_size")
-    return integer({"vocab_size": size or inputs.target.config.get("vocab_size")}, "vocab_size")
+    config = inputs.target.config
+    return integer({**config, **text_config(config)}, "vocab_size")

@@ -79,7 +79,6 @@ def test_a_draft_that_does_not_fit_is_told_with_what_helps(profile: Load) -> Non
         ("cpu_offload_gb: 8", "SD302"), ("num_gpu_blocks_override: 1", "SD302"), ("enable_dbo: true", "SD302"),
         ("decode_context_parallel_size: 2", "SD302"), ("kv_sharing_fast_prefill: true", "SD302"),
         ("enable_lora: true", "SD301"), ("cpu_offload_gb: 0", "SD301"), ("hf_overrides: {}", "SD301"),
-        ("decode_context_parallel_size: 1", "SD301"),
     ],
 )  # fmt: skip
 def test_what_may_make_room_and_is_not_counted_is_named_and_the_launch_may_start(
