@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Severity(StrEnum):
@@ -15,8 +16,7 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """What a finding can be if no rule of the catalogue stands for it."""
 
     code: str
@@ -90,8 +90,6 @@ class ProfileVerdict:
     name: str | None
     fingerprint: str | None
     verdict: str
-    not_run: tuple[str, ...] | None = None
-    """The codes of the rules that bad values kept from running; None: all of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from specserve.models.tokenizercompare import TokenizerComparison
 
 
-_CAUSES = {
-    **dict.fromkeys(("offline", "elsewhere"), "by_request"),
-    **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Checked(ProfileVerdict):
     """A profile's verdict with what it rests on: the variant that would be launched."""
@@ -106,9 +100,8 @@ def _report(collected: Iterable[_Collected]) -> Report:
                 path,
                 *identity(profile, found.findings),
                 "incomplete" if skipped and result in ("warnings", "ok") else result,
-                found.stopped if problems else (),
                 machine=context.machine,
-                tokenizer=own.tokenizer if own else None,
+                tokenizer=context.tokenizers.get("speculation"),
                 memory=_memory(context, "speculation" if own else "target"),
                 alternatives={
                     name: estimate
@@ -156,7 +149,7 @@ def _skipped(known: CollectedFacts) -> Iterator[Skipped]:
         reason = item.error.message
         if item.published:
             reason += "; what specserve knows of its configuration is used instead"
-        cause = _CAUSES.get(item.error.cause, "unsupported")
+        cause = item.error.cause or "unsupported"
         reasons.append(("models", reason, cause, item.error.hint or ""))
     reasons += [(group, reason, "unsupported", "") for group, reason in known.missing.items()]
     for judged in known.context.vllm:

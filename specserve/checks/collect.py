@@ -64,13 +64,10 @@ class Unread:
 
     def finding(self, profile: Profile) -> Finding | None:
         """SD290; None if the model is not known to be bad."""
-        error, code = self.error, UNREADABLE
+        error, place = self.error, profile.span(self.path)
         if error.cause not in ("not_found", "gated", "broken"):
             return None
-        span, notes = profile.span(self.path), error.causes
-        return Finding(
-            code.code, code.name, code.severity, error.message, span, notes=notes, help=error.hint
-        )
+        return Finding(*UNREADABLE, error.message, place, notes=error.causes, help=error.hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     versions = judged_versions(profile.vllm, here=wanted.here)
     versions = (wanted.version,) if wanted.version else versions
     lock, drift = _lock(profile, wanted)
-    found, unread = _models(profile, wanted, lock, drift, read)
+    found, unread = _models(profile, wanted, lock, read)
     drafts = {
         path.removesuffix(".model"): facts
         for path, facts in found.items()
@@ -151,16 +148,11 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
 
 
 def _models(
-    profile: Profile,
-    wanted: CheckOptions,
-    lock: Lock | None,
-    drift: tuple[Drift, ...],
-    read: Read | None,
+    profile: Profile, wanted: CheckOptions, lock: Lock | None, read: Read | None
 ) -> tuple[dict[str, ModelFacts], tuple[Unread, ...]]:
     """The target, its tokenizer and the drafts by the path that names them, and what is unread."""
     from specserve.models.facts import published
 
-    unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
     answers = dict[tuple[str, str | None], "ModelFacts | FactError"]()
     found, unread = dict[str, "ModelFacts"](), list[Unread]()
     for use in sorted(model_uses(profile), key=lambda use: use.tokenizer_only):
@@ -170,7 +162,7 @@ def _models(
         key = use.model, use.revision
         if key not in answers:
             try:
-                answers[key] = read(*key) if read else _read(use, profile, wanted, lock, unusable)
+                answers[key] = read(*key) if read else _read(use, profile, wanted, lock)
             except FactError as error:
                 answers[key] = error
         answer = answers[key]
@@ -185,13 +177,8 @@ def _models(
     return found, tuple(unread)
 
 
-def _read(
-    use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | None, unusable: str | None
-) -> ModelFacts:
-    """A directory as it is, a model of the Hub as the lock says. Raises FactError.
-
-    `unusable`: why there is no lock although its file is there, which is reported by itself.
-    """
+def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | None) -> ModelFacts:
+    """A directory as it is, a model of the Hub as the lock says. Raises FactError."""
     from specserve.models.read import read_model
 
     model, revision = use.model, use.revision
@@ -201,11 +188,8 @@ def _read(
     is_elsewhere = wanted.machine is not None and is_absolute and not os.path.exists(model)  # noqa: PTH110
     if entry is not None and (wanted.locked or is_elsewhere or entry.commit is not None):
         return entry
-    if wanted.locked and unusable:
-        raise FactError(unusable, cause="elsewhere")
     if wanted.locked:
-        why = "is not in the lock" if lock else "is not locked: the profile has no lock file"
-        raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
+        raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
     if is_elsewhere:
         text = f"`{model}` is not on this machine, and `--assume` names another one"
         hint = "`specserve lock PROFILE` on that machine records what `check` needs"

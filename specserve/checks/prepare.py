@@ -97,7 +97,7 @@ def _refuse_errors(
     findings: Iterable[Finding], file: str, options: LaunchOptions, notices: Notices
 ) -> None:
     """Raises ProfileError if one of the findings is an error; else shows the warnings."""
-    from specserve.checks.run import UNUSED_IGNORE, can_be_passed
+    from specserve.checks.run import UNUSED_IGNORE
 
     # a comment may hide what is found in an alternative
     passed = (*options.passed, UNUSED_IGNORE.code)
@@ -105,11 +105,7 @@ def _refuse_errors(
     errors = sum(item.severity is Severity.ERROR for item in found)
     if errors:
         message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
-        hint = (
-            "`specserve up --no-check` starts it anyway"
-            if options.starts and can_be_passed(found)
-            else None
-        )
+        hint = "`specserve up --no-check` starts it unchecked" if options.starts else None
         raise ProfileError(message, findings=found, hint=hint, exit_code=1)
     if warnings := [item for item in found if item.severity is Severity.WARNING]:
         notices.show(warnings)

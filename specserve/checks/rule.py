@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.vllm.arguments import ArgumentProblem
 
 ERROR, WARNING, INFO = Severity
 Need = Literal["nothing", "models", "hardware", "vllm"]
@@ -56,7 +55,7 @@ class Violation(NamedTuple):
 Violations = Iterator[Violation]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Context:
     """What a rule may look at. `versions`: the known minors in the range, oldest first."""
 
@@ -103,24 +102,10 @@ class Context:
         return [version for version in self.target_versions if holds(registry(version), *arguments)]
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether the profile is meant for the CPU engine, which has no V2 model runner."""
-        return self._accelerator.lower() == "cpu"
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the profile says that it is meant for GPUs."""
-        return bool(self._accelerator) and not self.on_cpu
-
-    @property
-    def is_for_other_platform(self) -> bool:
-        """Whether the profile is for GPUs and would run on the CPU here, or the other way round."""
-        machine = self.machine if self._accelerator else None
-        return machine is not None and machine.basis == "found" and self.on_cpu != machine.is_cpu
-
-    @property
-    def _accelerator(self) -> str:
-        return (self.profile.hardware.accelerator if self.profile.hardware else None) or ""
+    def platform(self) -> str | None:
+        """`cpu` or `gpu`, if the profile says which it is meant for."""
+        name = self.profile.hardware and self.profile.hardware.accelerator
+        return ("cpu" if name.lower() == "cpu" else "gpu") if name else None
 
     @cached_property
     def target_config(self) -> Config | None:
@@ -141,11 +126,6 @@ class Context:
     def length(self, config: Config | None) -> Length | None:
         """The context that vLLM derives from a config.json."""
         return None if config is None else context_length(text_config(config))
-
-    @cached_property
-    def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
-        """What is wrong with the arguments, by version, as far as a rule asked for it."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -200,16 +180,6 @@ class Variant:
         """The config.json of what drafts, as vLLM reads it; None if it is not known."""
         return head_config(self.facts.config) if self.facts else None
 
-    @property
-    def tokenizer(self) -> TokenizerComparison | None:
-        """The draft model's tokenizer against the target's, if both were read."""
-        return self.ctx.tokenizers.get(self.path)
-
-    @property
-    def memory(self) -> MemoryEstimate | None:
-        """The memory of a launch that speculates in this way."""
-        return self.ctx.memory.get(self.path)
-
 
 def count(value: Any) -> int | None:
     """The integer behind `8192` or `8K`; None for anything else."""
@@ -237,15 +207,10 @@ class Rule(NamedTuple):
 
 
 def rule(
-    code: str,
-    severity: Severity,
-    *,
-    needs: Need = "nothing",
-    policy: bool = False,
-    in_lint: bool = False,
+    code: str, severity: Severity, **options: Any
 ) -> Callable[[Callable[[Context], Iterable[Violation]]], Rule]:
-    """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
-    return lambda check: Rule(code, severity, check, needs, policy, in_lint)
+    """Makes a rule of a function that looks at a profile; `options` as a Rule has them."""
+    return lambda check: Rule(code, severity, check, **options)
 
 
 def variant_rule(

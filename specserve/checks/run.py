@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,8 +33,6 @@ class RuleRun(NamedTuple):
     """In file order, without those that an ignore comment hides."""
     hidden: int = 0
     """How many findings a comment hides."""
-    stopped: tuple[str, ...] = ()
-    """The codes of the rules that an unreadable value stopped."""
 
 
 def lint(
@@ -55,8 +54,7 @@ def lint(
         findings |= dict.fromkeys(found.findings)
         hidden += found.hidden
         name, mark = identity(profile, found.findings) if fingerprints else (None, None)
-        not_run = found.stopped if problems else ()
-        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings), not_run))
+        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings)))
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden)
 
 
@@ -100,38 +98,23 @@ def context_of(profile: Profile, *, here: bool = False) -> Context:
 
 def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
     """What the rules find that have what they need. `problems`: findings of the file itself."""
-    found, stopped, ran = list[Finding](), list[str](), rules_for(context)
-    unsure = {rule.code for rule in ran if rule.in_lint and context.target is None}
-    for rule in ran:
-        try:
-            found.extend(_finding(rule, each, context) for each in rule.check(context))
-        except UnreadableValue:
-            stopped.append(rule.code)
-    found = [*problems, *_without_repeats(found)]
-    if context.profile.file == COMMAND:
-        found = [_in_command(finding) for finding in found]
-    sure = {rule.code for rule in ran} - unsure - set(stopped)
-    kept, hidden = _suppressed(found, context.profile, sure)
-    return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
-
-
-def rules_for(context: Context) -> tuple[Rule, ...]:
-    """The rules that have what they need."""
+    found, sure = list[Finding](), set[str]()
     there = {
         "nothing": True,
         "models": context.target is not None,
         "hardware": context.machine is not None,
         "vllm": bool(context.vllm),
     }
-    return tuple(rule for rule in all_rules() if rule.in_lint or there[rule.needs])
-
-
-def can_be_passed(findings: Iterable[Finding]) -> bool:
-    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate."""
-    passable = {rule.code for rule in all_rules() if rule.policy or rule.needs == "hardware"}
-    return all(
-        finding.code in passable for finding in findings if finding.severity is Severity.ERROR
-    )
+    for rule in all_rules():
+        if rule.in_lint or there[rule.needs]:
+            with suppress(UnreadableValue):
+                found.extend(_finding(rule, each, context) for each in rule.check(context))
+                sure |= {rule.code} if there[rule.needs] else set()
+    found = [*problems, *_without_repeats(found)]
+    if context.profile.file == COMMAND:
+        found = [_in_command(finding) for finding in found]
+    kept, hidden = _suppressed(found, context.profile, sure)
+    return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden)
 
 
 def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
@@ -185,32 +168,28 @@ def _in_command(finding: Finding) -> Finding:
 def _suppressed(
     findings: list[Finding], profile: Profile, ran: set[str]
 ) -> tuple[list[Finding], int]:
-    """The findings that no comment hides, warnings of idle comments, and how many are hidden.
+    """The findings that no comment hides, warnings of idle comments, how many are hidden.
 
-    Comments of parents hide too, and are never called unused: another child may need them; nor are
-    those for rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
+    A comment hides what begins on its own line. Those of parents are never called unused:
+    another child may need them; nor are those for rules that did not run. Errors of the file itself
+    (SD0xx) cannot be hidden.
     """
-    own, comments = _comments(profile.file), dict[tuple[str, int, str], Span]()
-    for parent in sorted({span.file for span in profile.spans.values()} - {profile.file}):
-        comments |= _comments(parent)
-    comments |= own
-    if not comments:
-        return findings, 0
-    kept, used = [], set()
-    for finding in findings:
-        spans = (finding.span, *(related.span for related in finding.related))
-        keys = [key for span in spans if (key := (span.file, span.line, finding.code)) in comments]
-        used.update(keys[:1])
-        if not keys or finding.code.startswith("SD0"):
-            kept.append(finding)
+    own = _comments(profile.file)
+    comments = {**own}
+    for file in {finding.span.file for finding in findings} - {profile.file}:
+        comments |= _comments(file)
+    keys = [(finding.span.file, finding.span.line, finding.code) for finding in findings]
+    kept = [
+        finding
+        for finding, key in zip(findings, keys, strict=True)
+        if key not in comments or finding.code.startswith("SD0")
+    ]
     hidden = len(findings) - len(kept)
-    idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own.keys() - used else set()
+    idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own else set()
     for key, span in own.items():
-        if key not in used and key[2] not in idle:
-            text, known = f"this comment hides no finding {key[2]}", UNUSED_IGNORE
-            kept.append(
-                Finding(known.code, known.name, known.severity, text, span, help="remove it")
-            )
+        if key not in keys and key[2] not in idle:
+            text = f"this comment hides no finding {key[2]}"
+            kept.append(Finding(*UNUSED_IGNORE, text, span, help="remove it"))
     return kept, hidden
 
 

@@ -162,7 +162,7 @@ def summary(report: Report) -> str:
         parts = [f"All checks passed: {profiles}", *found]
     parts += [f"not fully checked: {' and '.join(skipped)}"] if skipped else []
     parts += [f"{report.suppressed} ignored"] if report.suppressed else []
-    if any(item.not_run or item.verdict == "invalid" for item in report.verdicts):
+    if any(item.verdict == "invalid" for item in report.verdicts):
         parts.append("some rules not run because a file is invalid")
     return ", ".join(parts)
 

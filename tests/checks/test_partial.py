@@ -48,18 +48,6 @@ def test_a_bad_value_hides_nothing_that_does_not_need_it(write: Write, text: str
     assert [(item.verdict, item.fingerprint) for item in report.verdicts] == [("invalid", None)]
 
 
-@pytest.mark.parametrize(
-    ("text", "stopped"),
-    [
-        ("name: Bad_Name", 0),
-        ("target: {tensor_parallel_size: four}", 1),
-    ],
-)
-def test_the_rules_that_did_not_run_are_counted(write: Write, text: str, stopped: int) -> None:
-    (verdict,) = lint([str(write(text if "target" in text else f"target: {{model: ./m}}\n{text}"))]).verdicts
-    assert bool(verdict.not_run) == bool(stopped)
-
-
 def test_a_value_that_cannot_be_read_makes_no_finding_of_its_default(write: Write) -> None:
     text = """
         target: {model: ./m, tensor_parallel_size: four}

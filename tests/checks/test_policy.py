@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.rules import all_rules
-from specserve.checks.run import can_be_passed, lint, run_rules_on_profile
+from specserve.checks.run import lint, run_rules_on_profile
 from specserve.convert.command import profile_of
-from specserve.diagnostics import Finding, Severity
+from specserve.diagnostics import Severity
 
 Write = Callable[..., Path]
 SERVE = "vllm serve org/target --host 127.0.0.1"
@@ -81,17 +81,6 @@ def test_a_method_of_a_plug_in_leaves_the_other_rules_running() -> None:
         f"{spoken(chr(34) + 'method' + chr(34) + ': ' + chr(34) + 'arctic' + chr(34))} --max-num-sequences 3"
     )
     assert found == {"SD006": Severity.WARNING, "SD102": Severity.ERROR}
-
-
-def test_only_what_vllm_may_start_with_can_be_passed() -> None:
-    from specserve.diagnostics import Span
-
-    def error(code: str) -> Finding:
-        return Finding(code, "x", Severity.ERROR, "x", Span("x"))
-
-    assert can_be_passed([error("SD108"), error("SD301")])
-    assert not can_be_passed([error("SD108"), error("SD290")])
-    assert not can_be_passed([error("SD102")])
 
 
 def test_only_errors_are_policy() -> None:

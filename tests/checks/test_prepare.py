@@ -114,5 +114,5 @@ def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: C
     file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
     with pytest.raises(ProfileError, match="did not pass its check: 1 error") as caught:
         prepare(file)
-    assert caught.value.hint == "`specserve up --no-check` starts it anyway"
+    assert caught.value.hint == "`specserve up --no-check` starts it unchecked"
     assert prepare(file, LaunchOptions(check=False))[1].host == "0.0.0.0"

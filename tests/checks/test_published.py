@@ -111,9 +111,9 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
     (profile, _) = examine(str(file))
     assert profile is not None
     wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
-    first, other = collect(profile, wanted=wanted).context.variants
-    assert first.memory is not None and first.memory.verdict == "fit"
-    assert other.memory is not None and "`org/head` is not known" in other.memory.reason
+    memory = collect(profile, wanted=wanted).context.memory
+    assert memory["speculation"].verdict == "fit"
+    assert "`org/head` is not known" in memory["alternatives.a"].reason
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("[!_]*.yaml")), ids=lambda file: file.stem)

@@ -63,14 +63,6 @@ def test_a_comment_hides_the_finding_of_its_line(write: Write, comment: str) -> 
     assert report.suppressed == 1
 
 
-def test_a_comment_at_a_related_place_hides_it_too(write: Write) -> None:
-    file = write("""
-        target: {model: ./target, tensor_parallel_size: 4}  # specserve: ignore[SD104] patched build
-        speculation: {method: draft_model, model: ./m, num_speculative_tokens: 2, draft_tensor_parallel_size: 1}
-    """)
-    assert codes(lint([str(file)])) == []
-
-
 def test_a_comment_hides_nothing_of_another_code_or_line(write: Write) -> None:
     report = lint([str(write(f"# specserve: ignore[SD108]\n{WIDE}  # specserve: ignore[SD107]"))])
     assert codes(report) == ["SD100", "SD108", "SD100"]

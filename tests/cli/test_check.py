@@ -153,7 +153,7 @@ def test_an_absolute_path_of_another_machine_is_skipped_and_an_error_without_tha
     why = "is not on this machine, and `--assume` names another one"
     (skipped,) = [item for item in content["skipped"] if why in item["reason"]]
     assert code == 0 and not [item for item in content["findings"] if item["severity"] == "error"]
-    assert (skipped["group"], skipped["cause"]) == ("models", "by_request")
+    assert (skipped["group"], skipped["cause"]) == ("models", "elsewhere")
     assert content["verdicts"][0]["verdict"] == "incomplete"
     assert answer(capsys, file, "--offline", "--assume", "1xH100-80GB", "--complete")[0] == 1
     code, content = answer(capsys, file, "--offline")
@@ -183,7 +183,7 @@ def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_if_all_is
     file = pair("target: {model: some/model-that-nobody-has}\n")
     code, content = answer(capsys, file, "--offline")
     assert (code, content["verdicts"][0]["verdict"]) == (0, "incomplete")
-    assert {item["cause"] for item in content["skipped"] if item["group"] == "models"} == {"by_request"}
+    assert {item["cause"] for item in content["skipped"] if item["group"] == "models"} == {"offline"}
     assert answer(capsys, file, "--offline", "--complete")[0] == 1
 
 
@@ -370,7 +370,7 @@ def test_an_unusable_lock_is_named_whether_its_models_can_be_read_or_not(
     reason = capsys.readouterr().out.split(": ", 1)[1].splitlines()[0]
     code, judged = answer(capsys, str(file), "--offline", *options)
     errors = [item for item in judged["findings"] if item["severity"] == "error"]
-    assert code == 1 and [(item["code"], item["message"]) for item in errors] == [("SD270", reason)]
+    assert code == 1 and ("SD270", reason) in [(item["code"], item["message"]) for item in errors]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
@@ -43,17 +44,16 @@ def _problems(ctx: Context, *kinds: str) -> Violations:
         )
 
 
+@lru_cache(maxsize=8)
 def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
     """The problems that a version has with the arguments; three rules share them."""
-    if version not in ctx.argument_problems:
-        known = table(version)
-        found = list(problems(ctx.profile, known))
-        if ctx.profile.file == COMMAND:
-            from specserve.convert.arguments import refused_spellings
+    known = table(version)
+    found = list(problems(ctx.profile, known))
+    if ctx.profile.file == COMMAND:
+        from specserve.convert.arguments import refused_spellings
 
-            found += refused_spellings(ctx.profile, known)
-        ctx.argument_problems[version] = found
-    return ctx.argument_problems[version]
+        found += refused_spellings(ctx.profile, known)
+    return found
 
 
 @rule("SD005", ERROR)
@@ -69,7 +69,7 @@ def wrong_value(ctx: Context) -> Violations:
         if found := schedule_problem(variant.get(_SCHEDULE) or ()):
             help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
             yield variant.violation(f"{_SCHEDULE}[{found[1]}]", found[0], help=help_)
-    if ctx.on_gpu and ctx.profile.hardware is not None:
+    if ctx.platform == "gpu" and ctx.profile.hardware is not None:
         from specserve.hardware.accelerators import accelerator
 
         try:

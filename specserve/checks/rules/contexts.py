@@ -35,7 +35,10 @@ def shorter_draft(variant: Variant) -> Violations:
     )
     if is_given or variant.get("max_model_len") is not None:
         return
-    own, lowered = length.default, [] if ctx.on_cpu else ctx.versions_with(SHORTENS_TARGET)
+    own, lowered = (
+        length.default,
+        [] if ctx.platform == "cpu" else ctx.versions_with(SHORTENS_TARGET),
+    )
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens"
     if lowered:
         text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens"

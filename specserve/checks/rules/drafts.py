@@ -134,7 +134,8 @@ def oversized_draft(variant: Variant) -> Violations:
     if variant.method == "draft_model" and limit and own and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"
         help_ = "drafts that pay off have 2 to 15 %; measure this one with `specserve bench`"
-        cost = variant.memory.draft_cost if variant.memory else None
+        memory = variant.ctx.memory.get(variant.path)
+        cost = memory.draft_cost if memory else None
         notes = (f"it costs {cost}",) if cost else ()
         yield variant.violation("model", text, related=_TARGET, notes=notes, help=help_)
 

@@ -18,7 +18,7 @@ def too_few_accelerators(ctx: Context) -> Violations:
         nodes, there, is_cpu = machine.nodes, machine.count * machine.nodes, machine.is_cpu
     elif hardware is not None and _says_all(ctx.profile):
         nodes = max(hardware.nodes, ctx.count("nnodes") or 1)
-        there, is_cpu = hardware.count * nodes, ctx.on_cpu
+        there, is_cpu = hardware.count * nodes, ctx.platform == "cpu"
     else:
         return
     devices = hardware.devices if hardware else None
@@ -65,7 +65,7 @@ def missing_hardware(ctx: Context) -> Violations:
     except UsageError:
         return  # SD006 reports it
     path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else str(machine)
-    if ctx.is_for_other_platform:
+    if (ctx.platform == "cpu") != machine.is_cpu:
         text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
     """Each variant's memory with the place that stands for it."""
-    if ctx.is_for_other_platform:  # SD309 says so
-        return
     if "target" in ctx.memory:
         yield "target.model", ctx.memory["target"]
     for variant in ctx.variants:
-        if variant.memory:
-            is_main = variant.path == "speculation"
-            yield "target.model" if is_main else variant.path, variant.memory
+        if memory := ctx.memory.get(variant.path):
+            yield "target.model" if variant.path == "speculation" else variant.path, memory
 
 
 def _misfit(ctx: Context, memory: MemoryEstimate, verb: str) -> str:

@@ -157,7 +157,8 @@ def _values(variant: Variant) -> Callable[[str], Any]:
         "pipeline": lambda: ctx.profile.target.pipeline_parallel_size > 1,
         "data": lambda: (ctx.count("data_parallel_size") or 1) > 1,
         "experts": experts,
-        "v2": lambda: not ctx.on_cpu and ctx.profile.env.get("VLLM_USE_V2_MODEL_RUNNER") != "0",
+        "v2": lambda: ctx.platform != "cpu"
+        and ctx.profile.env.get("VLLM_USE_V2_MODEL_RUNNER") != "0",
         "cache": cache,
         "interleaved": interleaved,
         "gpu": gpu,

@@ -35,7 +35,7 @@ def small_steps(variant: Variant) -> Violations:
     if k is None or budget is None:
         return
     if requests is None:  # vLLM's default on a GPU is never above the tokens of a step
-        requests = min(LEAST_SEQUENCES, budget) if ctx.on_gpu else 1
+        requests = min(LEAST_SEQUENCES, budget) if ctx.platform == "gpu" else 1
     needed = requests * (k + 1)
     if budget < needed:
         is_refused = budget < requests or ctx.engine.get("enable_lora") is True

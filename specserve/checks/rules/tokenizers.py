@@ -22,7 +22,7 @@ _GREEDY = f"`{KEY}: true` with greedy drafts"
 def _compared(variant: Variant, *, mapped: bool = False) -> TokenizerComparison | None:
     """The tokenizers of a draft model and its target, with `use_heterogeneous_vocab` or without."""
     is_wanted = variant.method == "draft_model" and (variant.get(KEY) is True) is mapped
-    return variant.tokenizer if is_wanted else None
+    return variant.ctx.tokenizers.get(variant.path) if is_wanted else None
 
 
 def _same_size(found: TokenizerComparison) -> bool:
@@ -32,7 +32,8 @@ def _same_size(found: TokenizerComparison) -> bool:
 
 def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
     """The published families of target and draft if they differ and no files were compared."""
-    found, profile, engine = variant.tokenizer, variant.ctx.profile, variant.ctx.engine
+    found, profile = variant.ctx.tokenizers.get(variant.path), variant.ctx.profile
+    engine = profile.engine
     model, tokenizer = profile.target.model, profile.target.tokenizer or profile.target.model
     is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True
     is_overridden = _overrides_size(variant) or engine.get("hf_config_path") is not None
