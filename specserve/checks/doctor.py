@@ -1,4 +1,4 @@
-"""`doctor`: twelve checks of this host, whatever the profile. `up` asks two of them too.
+"""`doctor`: eleven checks of this host, whatever the profile. `up` asks two of them too.
 
 Neither vLLM nor torch is imported, and no network is asked.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from specserve.errors import gib
-from specserve.hardware.accelerators import Accelerator, gpus, selected, this_cpu
+from specserve.hardware.accelerators import Accelerator, gpus, selected
 from specserve.models.hub import hub_cache, is_offline
 from specserve.plan.host import PLUGIN, Host, this_host
 from specserve.plan.launchplan import LaunchPlan
@@ -25,8 +25,7 @@ from specserve.vllm.versions import Installed, installed, known_versions, table
 
 State = Literal["ok", "note", "bad"]
 """bad: breaks a launch, or what it serves is wrong. note: worth acting on; a launch goes anyway."""
-_GIB = 2**30
-_LITTLE_BYTES, _FULL_BYTES = 10 * _GIB, 64 * 2**20
+_LITTLE_BYTES, _FULL_BYTES = 10 * 2**30, 64 * 2**20
 _QUEUE_BYTES = 10 * 24 * 2**20
 """The largest message queue of a launch: `check_shm_free_space` in vLLM's shm_broadcast.py."""
 _BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -124,10 +123,8 @@ def _driver(here: Here) -> Iterator[Line]:
     except pynvml.NVMLError as error:
         absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         if error.value not in absent:
-            say = bad if here.wants_gpus else note
-            yield say(
-                f"does not answer: {error}", "restart the host, or reload the driver's module"
-            )
+            fix = "restart the host, or reload the driver's module"
+            yield (bad if here.wants_gpus else note)(f"does not answer: {error}", fix)
         return
     text = f"{version}, runs CUDA up to {cuda[0]}.{cuda[1]}"
     needed = (here.torch or {}).get("cuda", "0")
@@ -202,14 +199,6 @@ def _shm(here: Here) -> Iterator[Line]:
     yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}") if is_short else ok(text)
 
 
-def _memory(here: Here) -> Iterator[Line]:
-    if here.is_cpu:
-        cpu = this_cpu()
-        free = cpu.least_free_bytes(ranks=1) or 0
-        text = f"{gib(free)} of {gib(cpu.accelerator.total_bytes)} free"
-        yield ok(text) if free >= 2 * _GIB else note(text)
-
-
 def _folders(here: Here) -> Iterator[Line]:
     environ, cache = here.environ, hub_cache(here.environ)
     free, trouble = _look(cache)
@@ -240,20 +229,15 @@ def _look(folder: Path) -> tuple[int, str | None]:
 
 
 def _hub(here: Here) -> Iterator[Line]:
-    """Where a token is, never what it is. (huggingface_hub 2.4, utils/_auth.py, get_token)"""
-    environ = here.environ
-    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    file = Path(environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
-    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    name = next((name for name in names if environ.get(name, "").strip()), None)
-    if is_offline(environ):
+    """Whether there is a token, never what it is."""
+    from huggingface_hub import get_token
+
+    if is_offline(here.environ):
         yield ok("is not asked (offline): models must be in the cache, or in a folder")
-    elif name:
-        yield ok(f"a token is present, from {name}")
-    elif not file.is_file() or not file.read_bytes().strip():
-        yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
+    elif get_token():
+        yield ok("a token is present")
     else:
-        yield ok(f"a token is present, in {file}")
+        yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +260,6 @@ CHECKS = (
     Check("plug-in", _plugin, "`make setup` in specserve's sources (vllm-project/vllm#55005)"),
     Check("compiler", _compiler, "`apt install g++`"),
     Check("/dev/shm", _shm, "in a container: `docker run --shm-size 8g` or `--ipc host`"),  # noqa: S108
-    Check("memory", _memory, "end what is not needed, or raise the container's limit"),
     Check("folders", _folders, "make room"),
     Check("Hub", _hub, "`hf auth login`, or set HF_TOKEN"),
     Check("servers", lambda here: here.servers(), "`specserve down NAME` ends or clears it"),

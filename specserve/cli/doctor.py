@@ -23,8 +23,8 @@ def doctor(
     """Examine this host: software, GPUs, limits, cache, servers.
 
     `bad` means that a launch would fail or serve wrong output; the exit code is then 1. `note`
-    means that something is worth fixing. doctor uses no network. It says where a Hub token is, but
-    never shows it.
+    means that something is worth fixing. doctor uses no network. It says whether there is a Hub
+    token, and never shows it.
 
     \b
     specserve doctor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specserve.checks.rule import ERROR, Context, Violation, Violations, rule
 from specserve.errors import UsageError, gib
-from specserve.profile.schema import Profile, ranks_started, world_size
+from specserve.profile.schema import Profile, ranks_started
 
 _LESS = 0.95
 """A GPU with less of the named one's memory than this is another one."""
@@ -28,18 +28,11 @@ def too_few_accelerators(ctx: Context) -> Violations:
         words = f"the launch takes {ranks} accelerators, and `devices` names {len(devices)}"
         yield Violation("hardware.devices", words + (" per node" if nodes > 1 else ""))
     elif ranks > there:
-        target, path = ctx.profile.target, "target.tensor_parallel_size"
-        if target.tensor_parallel_size <= there and target.pipeline_parallel_size > 1:
-            path = "target.pipeline_parallel_size"
-        elif target.tensor_parallel_size * target.pipeline_parallel_size <= there:
-            path = "engine.data_parallel_size"
-        is_counted = machine is None or machine.basis == "profile"
         verb = "is" if there == 1 else "are"
         yield Violation(
-            path,
+            "target.tensor_parallel_size",
             f"the launch takes {ranks} accelerators, and there {verb} {there}",
             label=f"the machine has {machine}" if machine else "",
-            related={"hardware.count": "counted here"} if is_counted else {},
             help="split the model over fewer accelerators, or use a machine with more",
         )
 
@@ -64,15 +57,12 @@ def missing_hardware(ctx: Context) -> Violations:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD006 reports it
-    path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else str(machine)
+    here = "the CPU" if machine.is_cpu else str(machine)
     if (ctx.platform == "cpu") != machine.is_cpu:
         text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
         text = f"the profile is for {named.name} ({sizes[0]}); this machine has {here} ({sizes[1]})"
-    elif not machine.is_cpu and machine.count < min(wanted.count, world_size(ctx.profile)):
-        path = "hardware.count"
-        text = f"the profile is for {wanted.count} x {named.name}; this machine has {machine.count}"
     else:
         return
-    yield Violation(path, text)
+    yield Violation("hardware.accelerator", text)
