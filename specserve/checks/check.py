@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,8 @@ from specserve.checks.collect import (
 )
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
-from specserve.checks.run import context_of, identity, run_rules, verdict_of
+from specserve.checks.run import identity, run_rules, run_rules_on_profile, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -68,10 +66,16 @@ def check(
 
     `before` gets what the rules find, if asking vLLM then takes more than a moment.
     """
-    collected: list[_Collected] = [
-        (path, problems, _collected(profile, wanted, read) if profile else None)
-        for path, profile, problems in profiles
-    ]
+    collected = list[_Collected]()
+    for path, profile, problems in profiles:
+        found, facts = problems, None
+        if (
+            profile and verdict_of(problems) == "invalid"
+        ):  # judged as far as it can be read, without models
+            found = run_rules_on_profile(profile, problems=problems).findings
+        elif profile:
+            facts = collect(profile, wanted=wanted, read=read)
+        collected.append((path, found, facts))
     if wanted.asks:
         known = [facts for _, _, facts in collected if facts]
         plain = tuple(collected)
@@ -92,9 +96,6 @@ def _report(collected: Iterable[_Collected]) -> Report:
         broken = filter(None, (item.finding(profile) for item in facts.unread))
         found = run_rules(context, problems=[*problems, *broken])
         skipped, result = tuple(_skipped(facts)), verdict_of(found.findings)
-        own = None
-        with suppress(UnreadableValue):
-            own = next((each for each in context.variants if each.path == "speculation"), None)
         verdicts.append(
             Checked(
                 path,
@@ -102,11 +103,11 @@ def _report(collected: Iterable[_Collected]) -> Report:
                 "incomplete" if skipped and result in ("warnings", "ok") else result,
                 machine=context.machine,
                 tokenizer=context.tokenizers.get("speculation"),
-                memory=_memory(context, "speculation" if own else "target"),
+                memory=_memory(context, "speculation") or _memory(context, "target"),
                 alternatives={
-                    name: estimate
-                    for name in profile.alternatives
-                    if (estimate := _memory(context, f"alternatives.{name}"))
+                    path.removeprefix("alternatives."): estimate
+                    for path in context.memory
+                    if path.startswith("alternatives.") and (estimate := _memory(context, path))
                 },
                 findings=tuple(found.findings),
                 skipped=skipped,
@@ -128,15 +129,6 @@ def _memory(context: Context, path: str) -> MemoryEstimate | None:
         if found and (judged.path or "target") == path and is_partial:
             return replace(found, verdict="tight", reason="vLLM cannot judge all of it here")
     return found
-
-
-def _collected(profile: Profile, wanted: CheckOptions, read: Read | None) -> CollectedFacts:
-    """All that can be known of a profile here, and why the rest is missing."""
-    try:
-        return collect(profile, wanted=wanted, read=read)
-    except UnreadableValue as error:
-        missing: dict[Need, str] = dict.fromkeys(("models", "hardware"), error.message)
-        return CollectedFacts(context_of(profile), profile, missing=missing)
 
 
 def _skipped(known: CollectedFacts) -> Iterator[Skipped]:

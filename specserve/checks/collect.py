@@ -12,12 +12,12 @@ from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile, Speculation, world_size
 from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:
     from specserve.checks.oracle import VllmQuestion, VllmToAsk
+    from specserve.checks.oraclechild import VllmVerdict
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.memory.inputs import MemoryInputs
@@ -106,7 +106,7 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
         context = replace(context, machine=machine)
         if machine is None:
             missing["hardware"] = "no accelerator found; `--assume 4xH100-80GB` names one"
-    except (UsageError, UnreadableValue) as error:  # SD006 reports an unknown accelerator
+    except UsageError as error:  # SD006 reports an unknown accelerator
         missing["hardware"] = error.message
     shapes = {item.path.removesuffix(".model"): item.published for item in unread if item.published}
     shapes |= drafts | ({"target": context.target} if context.target else {})
@@ -126,25 +126,20 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     """The lock beside the profile, and what is no longer as it says."""
     if wanted.locked is False:
         return None, ()
-    from specserve.models.lock import Drift, drift_of
-    from specserve.plan.locking import lock_of
+    from specserve.models.lock import Drift
+    from specserve.plan.locking import drifts_from, lock_of
 
     try:
         lock = lock_of(profile)
     except FactError as error:
         return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
-    ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
-    found = []
-    for use in model_uses(profile) if lock else ():
-        entry = lock.find(use.model, revision=use.revision) if lock else None
-        if entry is None and wanted.locked:
-            continue  # reported where it cannot be read
-        if entry and entry.commit is None and not os.path.exists(use.model):  # noqa: PTH110
-            continue  # a directory that is not on this machine has not changed
-        with suppress(FactError):  # what nobody can tell is left out
-            drift = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
-            found += [drift] if drift else []
-    return lock, tuple(found)
+    # `--locked` says by itself what is not locked; a directory of another machine is as it was
+    drift = (
+        item
+        for item in (drifts_from(profile, lock, ask_hub=False) if lock else ())
+        if (not wanted.locked if item.kind == "unlocked" else os.path.exists(item.model))  # noqa: PTH110
+    )
+    return lock, tuple(drift)
 
 
 def _models(
@@ -255,7 +250,10 @@ def with_verdicts(
         if why:
             missing["vllm"] = why
         if questions:
-            without, *others = (replace(next(verdicts), path=path) for path in questions)
+            without, *others = (
+                _judged(replace(next(verdicts), path=path), facts.profile, wanted)
+                for path in questions
+            )
             said = tuple(replace(each, without=without) for each in others) or (without,)
             context = replace(context, vllm=said)
             with suppress(FactError):  # why there is no estimate is said already
@@ -263,6 +261,17 @@ def with_verdicts(
                 missing.pop("hardware", None)
         answered.append(replace(facts, context=context, missing=missing))
     return answered
+
+
+def _judged(verdict: VllmVerdict, profile: Profile, wanted: CheckOptions) -> VllmVerdict:
+    """The verdict; a refusal of a path that may lie on the machine of `--assume` is none."""
+    said = [profile.engine, profile.frontend, *(block.keys for block in profile.blocks.values())]
+    paths = {value for keys in said for value in keys.values() if isinstance(value, str)}
+    refused = verdict.refused if wanted.machine else None
+    for path in paths - {*map(str, profile.relative_paths)} if refused else ():
+        if refused and path.startswith("/") and path in refused and not os.path.exists(path):  # noqa: PTH110
+            return replace(verdict, refused=None, not_judged=f"`{path}` is not here")
+    return verdict
 
 
 def _questions(
@@ -287,7 +296,7 @@ def _questions(
         if vllm and (facts.context.machine is None or "target" not in facts.shapes):
             return {}, facts.missing["hardware"]
         return questions_about(facts.context, facts.shapes, vllm=vllm) if vllm else {}, None
-    except (FactError, UsageError, UnreadableValue) as error:
+    except (FactError, UsageError) as error:
         return {}, error.message
 
 

@@ -47,7 +47,6 @@ DRIFT: Mapping[str, Drift] = {
     "SD270": Drift("target.model", "unreadable", "p.lock.json", ("`p.lock.json` is not valid JSON",)),
     "SD270 unlocked": Drift("speculation.model", "unlocked", "./llama-draft"),
     "SD270 changed": Drift("target.model", "changed", "./llama", ("`config.json` differs from the lock",)),
-    "SD270 moved": Drift("target.model", "moved", "org/small", ("0123456789" * 4,)),
 }
 """What is not as a lock says, where the example speaks of a lock."""
 

@@ -122,11 +122,6 @@ def stale_lock(ctx: Context) -> Violations:
                 "`specserve lock` records it as it is now",
                 WARNING,
             ),
-            "moved": (
-                f"`{drift.model}` has moved on the Hub",
-                "`specserve lock` takes the new commit; what is locked is served until then",
-                INFO,
-            ),
             "unlocked": (
                 f"`{drift.model}` is not in the lock",
                 "`specserve lock` records it",
