@@ -10,7 +10,6 @@ from specserve.diagnostics import Finding
 _USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """The characters that could steer a terminal or break a line."""
-_LONGEST_WORD = 60
 
 
 def without_user(text: str) -> str:
@@ -32,14 +31,12 @@ def system_reason(error: Exception) -> str:
 
 def quoted(text: str) -> str:
     """Text of a file for a message: in backticks, short, and harmless to a terminal."""
-    short = text if len(text) <= _LONGEST_WORD else text[:_LONGEST_WORD] + "…"
+    short = text if len(text) <= 60 else text[:60] + "…"
     return f"`{CONTROL.sub(lambda match: ascii(match[0])[1:-1], short)}`"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """The known word that is nearest to this one, if any is near enough."""
-    if len(word) > _LONGEST_WORD:
-        return None
     from difflib import get_close_matches  # a profile without a misspelt key needs none
 
     lowered, word = {name.lower(): name for name in known}, word.lower().replace("-", "_")
@@ -84,9 +81,8 @@ class ProfileError(SpecserveError):
 class FactError(SpecserveError):
     """Something outside (a file, the disk, an installed package, the Hub) is not as it must be.
 
-    `cause` of a model that is not read, for programs: `broken`; `not_found`, `gated` and
-    `unreachable` on the Hub; `offline` (not cached, and the Hub may not be asked); `elsewhere` (a
-    path of another machine); `unsupported` (a bucket, a GGUF file).
+    `cause` of a model: `broken`; on the Hub `not_found`, `gated`, `unreachable`; `offline` (it is
+    not cached); `elsewhere` (a path of another machine); `unsupported` (a bucket, a GGUF file).
     """
 
 

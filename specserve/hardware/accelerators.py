@@ -14,7 +14,6 @@ from typing import Any, Literal
 from specserve.errors import UsageError, gib, quoted
 
 CPU = "cpu"
-_GIB = 2**30
 _MACHINE = re.compile(r"(?:(?:(\d{1,6})x)?(\d{1,6})x)?([A-Za-z].*)", re.S)
 _SAME_SIZE = 0.06
 """NVML's total and the driver's usable total differ by less; the sizes of one product by more."""
@@ -41,7 +40,7 @@ class Accelerator:
     uuid: str = ""
     free_bytes: int | None = None
     holders: tuple[str, ...] = ()
-    """Who holds its memory: `pid 4711 (python)`."""
+    """Who holds its memory: `pid 4711`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,6 @@ class Machine:
         """Whether the engine is to run in the machine's own memory."""
         return self.accelerator.name == CPU
 
-    def least_free_bytes(self, *, ranks: int) -> int | None:
-        """What is free on the fullest of those that so many ranks take: the first, as in CUDA."""
-        return min(self.free_bytes[:ranks]) if self.free_bytes else None
-
 
 @lru_cache
 def catalogue() -> tuple[Accelerator, ...]:
@@ -81,7 +76,7 @@ def catalogue() -> tuple[Accelerator, ...]:
     return tuple(
         Accelerator(
             name,
-            int(row["gib"] * _GIB),
+            int(row["gib"] * 2**30),
             tuple(row["capability"]) if "capability" in row else None,
             row.get("vendor", "nvidia"),
             bandwidth_bytes_per_s=row["bandwidth_gb_s"] * 1e9 if "bandwidth_gb_s" in row else None,
@@ -97,18 +92,15 @@ def accelerator(name: str) -> Accelerator:
     wanted = name.strip().lower()
     if wanted == CPU:
         return this_cpu().accelerator
-    names = {known.name.lower(): known for known in catalogue()}
-    if wanted in names:
-        return names[wanted]
+    for known in catalogue():
+        if known.name.lower() == wanted:
+            return known
     hint = "`specserve doctor --accelerators` lists the names"
     raise UsageError(f"there is no accelerator named {quoted(name)}", hint=hint)
 
 
 def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Machine:
-    """The machine of `[NODESx]COUNTxNAME`, such as `4xH100-80GB`, `2x8xH200-141GB` or `cpu`.
-
-    Raises UsageError for another form, a zero, and an unknown name.
-    """
+    """The machine of `[NODESx]COUNTxNAME`, such as `2x8xH200-141GB` or `cpu`. Raises UsageError."""
     match = _MACHINE.fullmatch(text.strip())
     nodes, count = (int(match[1] or 1), int(match[2] or 1)) if match else (0, 0)
     if not match or not (nodes and count):
@@ -140,9 +132,9 @@ def find(*, devices: Sequence[int | str] | None = None) -> Machine | None:
     found = selected(gpus(), devices=devices, environ=os.environ)
     if not found:
         return None
-    least = min(found, key=lambda gpu: gpu.total_bytes)
     free = tuple(gpu.free_bytes or 0 for gpu in found)
-    return Machine(least, len(found), basis="found", free_bytes=free)
+    kind = min(found, key=lambda gpu: gpu.total_bytes)
+    return Machine(kind, len(found), basis="found", free_bytes=free)
 
 
 def selected(
@@ -182,19 +174,14 @@ def gpus() -> list[Accelerator]:
 
 def _gpu(nvml: Any, index: int) -> Accelerator:
     """One GPU: what the catalogue has of its kind, where it knows it, and what is its own."""
-    import psutil
-
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = str(nvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA ")
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     holders = []
     with suppress(nvml.NVMLError):  # a container may not see any
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            program = "not seen from here"
-            with suppress(psutil.Error):
-                program = psutil.Process(process.pid).name()
-            holders.append(f"pid {process.pid} ({program})")
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        holders = [f"pid {process.pid}" for process in running]
     return replace(
         known_as(name, int(memory.total)) or Accelerator(name, int(memory.total), capability),
         index=index,

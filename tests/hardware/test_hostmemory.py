@@ -80,8 +80,8 @@ def test_capacity_is_what_the_kernel_or_a_control_group_grants(
     files: dict[str, str], expected: tuple[int, int], tmp_path: Path
 ) -> None:
     found = this_cpu(root=write(tmp_path, files))
-    free = found.least_free_bytes(ranks=1)
-    assert (found.accelerator.total_bytes, free) == expected
+    assert found.free_bytes is not None
+    assert (found.accelerator.total_bytes, *found.free_bytes) == expected
 
 
 def test_no_plan_depends_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ def occupied_memory(ctx: Context) -> Violations:
     """Less memory is free on this machine now than the launch needs."""
     machine = ctx.machine
     assert machine is not None
-    free = machine.least_free_bytes(ranks=world_size(ctx.profile))
+    # the launch takes the first ones, as CUDA counts
+    free = min(machine.free_bytes[: world_size(ctx.profile)]) if machine.free_bytes else None
     for _, memory in estimates(ctx) if free is not None and machine.basis == "found" else ():
         if memory.verdict != "does_not_fit" and free is not None and free < memory.needed_bytes:
             total, need = gib(memory.per_gpu_bytes.total), gib(memory.needed_bytes)

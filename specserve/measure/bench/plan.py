@@ -153,7 +153,7 @@ def side_by_side(variants: Sequence[Variant]) -> bool:
     from specserve.hardware.accelerators import this_cpu
 
     started = [variant.plan for variant in variants if variant.plan is not None]
-    free = this_cpu().least_free_bytes(ranks=1) or 0
+    free = min(this_cpu().free_bytes or (0,))
     return len(started) < 2 or sum(map(server_bytes, started)) <= 0.9 * free
 
 
