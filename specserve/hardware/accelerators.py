@@ -133,8 +133,7 @@ def find(*, devices: Sequence[int | str] | None = None) -> Machine | None:
     if not found:
         return None
     free = tuple(gpu.free_bytes or 0 for gpu in found)
-    kind = min(found, key=lambda gpu: gpu.total_bytes)
-    return Machine(kind, len(found), basis="found", free_bytes=free)
+    return Machine(min(found, key=lambda gpu: gpu.total_bytes), len(found), 1, "found", free)
 
 
 def selected(
