@@ -25,7 +25,7 @@ from specserve.engine.drafts import DraftModel, Eagle3Head, Row, batches, read_a
 from specserve.engine.jsonlines import JsonLines, run_child
 
 _EVALUATIONS = 10
-_MOST_CHOOSING = 200
+_MOST_CHOOSING = 64
 """Answers that choose between states: more would take longer than the training itself."""
 _TRAINED_PARTS = (0.3, 0.5, 0.7, 1.0)
 """Of the trained weights in a draft, the rest being those it began with: a mean of both keeps more
