@@ -69,9 +69,7 @@ def check(
     collected = list[_Collected]()
     for path, profile, problems in profiles:
         found, facts = problems, None
-        if (
-            profile and verdict_of(problems) == "invalid"
-        ):  # judged as far as it can be read, without models
+        if profile and verdict_of(problems) == "invalid":  # judged without models
             found = run_rules_on_profile(profile, problems=problems).findings
         elif profile:
             facts = collect(profile, wanted=wanted, read=read)
