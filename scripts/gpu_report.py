@@ -36,7 +36,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # nothing has to be installed
 from specserve import __version__
-from specserve.vllm.versions import installed_version, known_versions
+from specserve.vllm.versions import installed, known_versions
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
@@ -437,7 +437,8 @@ def describe(*, is_small: bool) -> Json:
             device = nvml.nvmlDeviceGetHandleByIndex(0)
             gpu, total = nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetMemoryInfo(device).total
     about: Json = {"gpu": gpu, "total_gib": round(total / 2**30, 2), "cores": os.cpu_count()}
-    about |= {"python": sys.version.split()[0], "vllm": installed_version()}
+    vllm = installed()
+    about |= {"python": sys.version.split()[0], "vllm": vllm and vllm.version}
     with contextlib.suppress(metadata.PackageNotFoundError):
         about["torch"] = metadata.version("torch")
     return about | {"specserve": __version__}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.checks.pages import texts
+from specserve.vllm import facts
 from specserve.vllm.facts import minor
 
 _NUMBER = r"\d+\.\d+"
@@ -53,3 +54,11 @@ def quotes() -> Iterator[Quote]:
         for line in page.splitlines():
             if match := _LINE.fullmatch(line.removeprefix("Source: ")):
                 yield _quote(code, match, match["text"])
+
+
+def is_shown(name: str, version: str, package: Path) -> bool:
+    """Whether the sources of a version in a folder `vllm` agree with a fact of `facts.SHOWN`."""
+    file, line = facts.SHOWN[name]
+    text = (package / file).read_text(encoding="utf-8") if (package / file).is_file() else ""
+    is_newest = minor(version) >= minor([*vars(facts)[name]][-1])
+    return (" ".join(line.split()) in " ".join(text.split())) is is_newest

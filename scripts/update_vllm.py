@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quotes import quotes
+from quotes import is_shown, quotes
 
 from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
@@ -158,7 +158,7 @@ def ask(folder: Path) -> dict[str, Any]:
 def to_judge(package: Path, version: str, said: Mapping[str, Any]) -> Iterator[str]:
     """What a person has to look at: facts and quotes that the sources do not show, arguments that came or went."""
     for name, (file, line) in facts.SHOWN.items():
-        if not facts.is_shown(name, version, package):
+        if not is_shown(name, version, package):
             yield f"{name}: is it {facts.at(vars(facts)[name], version)!r}? {file} and `{line}`"
     for quote in quotes():
         if quote.is_for(version) and not quote.is_in(package):

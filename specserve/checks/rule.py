@@ -13,7 +13,7 @@ from specserve.models.config import Config, text_config
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.facts import at
-from specserve.vllm.limits import Length, context_length
+from specserve.vllm.limits import context_length
 from specserve.vllm.registry import registry
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions
@@ -123,7 +123,7 @@ class Context:
             if variant.model is not None and variant.config is not None:
                 yield variant.at("model"), variant.config
 
-    def length(self, config: Config | None) -> Length | None:
+    def length(self, config: Config | None) -> int | None:
         """The context that vLLM derives from a config.json."""
         return None if config is None else context_length(text_config(config))
 

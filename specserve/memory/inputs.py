@@ -90,7 +90,7 @@ def memory_inputs(
     engine, asked, is_cpu = profile.engine, profile.target, machine.is_cpu
     keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
     known = context_length(text_config(target.config))
-    length = _whole(asked.max_model_len) or (known.default if known else ASSUMED)
+    length = _whole(asked.max_model_len) or known or ASSUMED
     tokens, seqs = _batch(profile, machine, version, length=length)
     fixed = kv_cache_bytes(engine, profile.env if is_cpu else {})
     share = engine.get("gpu_memory_utilization")

@@ -14,7 +14,6 @@ from specserve.errors import did_you_mean, quoted
 
 Kind = Literal["bool", "int", "float", "str", "list", "dict", "other"]
 Form = Literal["flag", "value", "many", "json", "json_or_str", "append", "comma", "optional_value"]
-Section = Literal["engine", "frontend", "speculation"]
 Scalar = str | int | float | bool
 
 
@@ -87,16 +86,12 @@ def table_of(data: Mapping[str, Any], *, version: str, is_exact: bool = True) ->
     for section in ("engine", "frontend", "speculation"):
         sections[section] = {}
         for name, item in data[section].items():
-            values: dict[str, Any] = {
-                key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
-            }
-            values.setdefault("flag", flag_of(name) if section != "speculation" else None)
+            values: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+            values.setdefault("flag", None if section == "speculation" else flag_of(name))
             sections[section][name] = Argument(name=name, **values)
     return VllmTable(
         version=version,
-        engine=sections["engine"],
-        frontend=sections["frontend"],
-        speculation=sections["speculation"],
+        **sections,
         methods=tuple(sorted(data["methods"])),
         env=frozenset(data["env"]),
         inverse_flags=bool(data["inverse_flags"]),

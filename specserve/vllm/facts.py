@@ -30,14 +30,8 @@ STRETCHES_BLOCK_HEADS = {"0.31": False, "0.33": True}
 """A head that drafts all K tokens at once gets as many positions as its target is served with."""
 SHOWN = {
     "INVERSE_FLAGS": ("utils/argparse_utils.py", "class EnableDisableAction"),
-    "SMALL_GB10": (
-        "engine/arg_utils.py",
-        "is_gb10 = current_platform.is_device_capability((12, 1))",
-    ),
-    "SHORTENS_TARGET": (
-        "config/vllm.py",
-        "def _limit_max_model_len_to_draft(self) -> None:",
-    ),
+    "SMALL_GB10": ("engine/arg_utils.py", "current_platform.is_device_capability((12, 1))"),
+    "SHORTENS_TARGET": ("config/vllm.py", "def _limit_max_model_len_to_draft(self) -> None:"),
     "STRETCHES_BLOCK_HEADS": (
         "config/speculative.py",
         "# Every draft but an independent model shares the target's",
@@ -57,14 +51,6 @@ def at(fact: Mapping[str, T], version: str) -> T:
     """A fact's value in a version such as `0.32.1+cpu`; one older than all gets the first value."""
     found = [value for first, value in fact.items() if minor(first) <= minor(version)]
     return found[-1] if found else next(iter(fact.values()))
-
-
-def is_shown(name: str, version: str, package: Path) -> bool:
-    """Whether the sources of a version in a folder `vllm` agree with a fact of `SHOWN`."""
-    file, line = SHOWN[name]
-    text = (package / file).read_text(encoding="utf-8") if (package / file).is_file() else ""
-    is_newest = minor(version) >= minor([*globals()[name]][-1])
-    return (" ".join(line.split()) in " ".join(text.split())) is is_newest
 
 
 @lru_cache

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-OLDEST = "0.19"
-"""The oldest minor that a row speaks of."""
+OLDER = tuple(f"0.{number}" for number in range(19, 31))
+"""The minors that only the rows know, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Feature:
     severity: str
     source: str
     """Threads, or the file of vLLM that shows it."""
-    since: str = OLDEST
+    since: str = OLDER[0]
     until: str | None = None
     """The first minor that is sound again."""
     methods: tuple[str, ...] = ()
@@ -49,13 +49,9 @@ class Feature:
 
 
 def _matches(found: Any, wanted: Any) -> bool:
-    if wanted == "*":
-        return found is not None
-    return (
-        found in wanted
-        if isinstance(wanted, list)
-        else found == wanted and type(found) is type(wanted)
-    )
+    if wanted == "*" or isinstance(wanted, list):
+        return found is not None if wanted == "*" else found in wanted
+    return found == wanted and type(found) is type(wanted)
 
 
 def _number(minor: str) -> int:
@@ -69,14 +65,3 @@ def features() -> tuple[Feature, ...]:
     return tuple(
         Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text)
     )
-
-
-@lru_cache
-def minors_before(oldest: str, *, spec: str) -> tuple[str, ...]:
-    """The minors from 0.19 on that are older than one, with a release in a PEP 440 range."""
-    from packaging.specifiers import SpecifierSet
-
-    specifiers = SpecifierSet(spec)
-    names = [f"0.{number}" for number in range(_number(OLDEST), _number(oldest))]
-    releases = {name: [f"{name}.{patch}" for patch in range(10)] for name in names}
-    return tuple(name for name in names if any(specifiers.filter(releases[name], prereleases=True)))

@@ -22,15 +22,9 @@ class ModelClass:
     """
 
     kind: Kind
-    traits: frozenset[Trait] = frozenset()
+    traits: frozenset[str] = frozenset()
     """`pp`: pipeline stages; `lora`: adapters; `eagle3`: it hands hidden states to a head;
-    `aux_pp`: over stages, too."""
-    complete: bool = True
-    """Whether the absence of a trait is known too: the class could be imported."""
-
-    def lacks(self, trait: Trait) -> bool:
-        """Whether the class is known not to have this."""
-        return self.complete and trait not in self.traits
+    `aux_pp`: over stages, too. `?`: it could not be imported, and may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +40,20 @@ class Registry:
     speculators: frozenset[str]
     """Values of `speculators_model_type` that it reads."""
 
-    def class_of(self, architectures: Iterable[str]) -> tuple[str, ModelClass] | None:
-        """The first of these names that it knows, which is the one it takes."""
-        return next(
-            ((name, self.classes[name]) for name in architectures if name in self.classes), None
-        )
+    def class_of(self, architectures: Iterable[str]) -> ModelClass | None:
+        """That of the first of these names that it knows, which is the one it takes."""
+        return next((self.classes[name] for name in architectures if name in self.classes), None)
 
     def has_kind(self, architectures: Iterable[str], kind: Kind) -> bool:
         """Whether the class that it takes is of this kind."""
         found = self.class_of(architectures)
-        return found is not None and found[1].kind == kind
+        return found is not None and found.kind == kind
 
     def lacks(self, architectures: Iterable[str], trait: Trait) -> bool:
-        """Whether it serves such a model without a trait, such as adapters."""
+        """Whether it is known to serve such a model without a trait, such as adapters."""
         found = self.class_of(architectures)
-        return (
-            found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks(trait)
-        )
+        serves = found is not None and found.kind in ("text", "multimodal")
+        return found is not None and serves and not found.traits & {trait, "?"}
 
 
 @lru_cache
@@ -72,8 +63,7 @@ def registry(minor: str) -> Registry:
     classes = {}
     for name, item in items(data["classes"], minor).items():
         kind, *traits = item["is"].split()
-        known = frozenset(trait for trait in traits if trait != "?")
-        classes[name] = ModelClass(kind, known, complete="?" not in traits)
+        classes[name] = ModelClass(kind, frozenset(traits))
     return Registry(
         classes=classes,
         removed={name: item["last"] for name, item in items(data["removed"], minor).items()},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
@@ -15,29 +15,14 @@ _PADDED_ROWS = 64
 """`DEFAULT_VOCAB_PADDING_SIZE`: rows beyond the vocabulary fill the last part."""
 _FINEST_BLOCK = 32
 """To this, blocks of FP8 experts are split while they load."""
-_OWN_HEADS = (
-    "mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas",
-)  # fmt: skip
-"""Types whose heads vLLM counts in ways of their own (`model_arch_config_convertor`)."""
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
-_KV_HEADS = (
-    "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
-    "num_attention_groups",
-)  # fmt: skip
-_STATE_HEADS = ("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
-_STATE_GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads")
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Where a config.json says how many experts a layer has."""
 _SHARED = (
     "shared_expert_intermediate_size", "share_expert_dim", "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )  # fmt: skip
-_DIVIDED_TOWERS = {
-    "aimv2", "clip", "ernie4_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "keye",
-    "llama4", "moonvit", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
-    "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "siglip", "smolvlm", "step3",
-}  # fmt: skip
-"""Vision towers whose heads must divide (`divide(num_heads, tp_size)`); others are copied whole
-(`is_vit_use_data_parallel(num_heads)` in models/vision.py), padded (InternViT), or not known."""
 
 
 class Ranks(NamedTuple):
@@ -74,46 +59,18 @@ def number(config: Config, *keys: str) -> int | None:
     return next((value for value in values if type(value) is int and value > 0), None)
 
 
-def has_experts(text: Config) -> bool:
-    """Whether the layers have experts."""
-    return number(text, *_EXPERTS) is not None
-
-
 def problems(
-    text: Config,
-    ranks: Ranks,
-    *,
-    quantization: Config,
-    vision: Config | None = None,
-    has_adapters: bool = False,
+    text: Config, ranks: Ranks, *, quantization: Config, has_adapters: bool = False
 ) -> list[Problem]:
-    """What vLLM cannot divide of a model. `text`: config.json's language; `vision`: its tower.
+    """What vLLM cannot divide of a model by config.json's language part, as far as that shows it.
 
-    What config.json does not show, or what vLLM handles in ways that are not known, is left out.
+    Towers of other media and recurrent layers are left to vLLM.
     """
-    tensor, vocabulary = ranks.tensor, number(text, "vocab_size")
-    found = [*_attention(text, tensor)]
-    kind = re.sub(r"(_vision|_vision_model|_vit)$", "", str((vision or {}).get("model_type") or ""))
-    tower = number(vision or {}, "num_heads", "num_attention_heads")
-    if kind in _DIVIDED_TOWERS and tower:
-        found += _undivided("heads of the vision tower", tower, tensor)
+    found, vocabulary = [*_attention(text, ranks.tensor)], number(text, "vocab_size")
     if vocabulary and not has_adapters:  # `VocabParallelEmbedding`; adapters add rows of their own
         rows = -(-vocabulary // _PADDED_ROWS) * _PADDED_ROWS
-        found += _undivided("rows of the vocabulary, with padding,", rows, tensor)
-    # `MambaMixer2` (mamba/mamba_mixer2.py) and `gated_delta_net_state_shape` (mamba/mamba_utils.py)
-    if heads := number(text, *_STATE_HEADS):
-        found += _undivided("heads of the recurrent layers", heads, tensor)
-    groups = number(text, *_STATE_GROUPS) if number(text, *_STATE_HEADS[1:]) else None
-    if groups and groups > 1:  # a single group is repeated
-        found += _undivided("groups of the recurrent layers", groups, tensor)
+        found += _undivided("rows of the vocabulary, with padding,", rows, ranks.tensor)
     return [*found, *_widths(text, ranks, quantization)]
-
-
-def next_sizes(works: Callable[[int], bool], wanted: int, *, most: int) -> list[int]:
-    """The tensor-parallel sizes that work nearest to the wanted one: below, above up to `most`."""
-    below = next((size for size in range(min(wanted - 1, most), 0, -1) if works(size)), None)
-    above = next((size for size in range(wanted + 1, most + 1) if works(size)), None)
-    return [size for size in (below, above) if size is not None]
 
 
 def _undivided(what: str, total: int, ranks: int, *, block: int = 1) -> Iterator[Problem]:
@@ -129,20 +86,18 @@ def _undivided(what: str, total: int, ranks: int, *, block: int = 1) -> Iterator
 
 def _attention(text: Config, tensor: int) -> Iterator[Problem]:
     """`verify_with_parallel_config` (config/model.py), `QKVParallelLinear` (layers/linear.py)."""
-    heads = None if str(text.get("model_type")) in _OWN_HEADS else number(text, *_HEADS)
+    heads = number(text, *_HEADS)
     if heads is None:
         return
     yield from _undivided("attention heads", heads, tensor)
-    # one latent head is copied, and layers of several kinds have numbers of their own
-    others = ("kv_lora_rank", "block_configs", "per_layer_config")
-    groups = None if any(text.get(key) for key in others) else number(text, *_KV_HEADS)
+    groups = None if text.get("kv_lora_rank") else number(text, *_KV_HEADS)  # one latent is copied
     if groups and groups % tensor and tensor % groups:
         yield Problem(f"{groups} KV heads neither divide over {tensor} ranks nor repeat evenly")
 
 
 def _widths(text: Config, ranks: Ranks, quantization: Config) -> Iterator[Problem]:
     """The inner widths of MLPs: `MergedColumnParallelLinear`, `FusedMoEConfig.__post_init__`."""
-    inner, experts = number(text, "intermediate_size"), number(text, *_EXPERTS)
+    inner, experts = number(text, "intermediate_size"), number(text, *EXPERTS)
     each = number(text, "moe_intermediate_size") if "moe_intermediate_size" in text else inner
     dense = number(text, "intermediate_size_mlp") if "intermediate_size_mlp" in text else inner
     starts = number(text, "first_k_dense_replace") or text.get("mlp_only_layers")

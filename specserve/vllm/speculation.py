@@ -53,10 +53,5 @@ def retyped(method: str, model: str) -> tuple[str, str] | None:
     The draft's name decides: `__post_init__` in vllm/config/speculative.py.
     `model` is the draft as vLLM gets it, with its directories (the target's, for a bare `mtp`).
     """
-    if method in _KEPT:
-        return None
-    name = model.lower()
-    for part, other in _BY_NAME:
-        if part in name:
-            return other, part
-    return None
+    name = "" if method in _KEPT else model.lower()
+    return next(((other, part) for part, other in _BY_NAME if part in name), None)

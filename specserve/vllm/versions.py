@@ -88,15 +88,15 @@ def _specifiers(spec: str) -> SpecifierSet:
 
 
 @lru_cache
-def in_range(spec: str) -> tuple[str, ...]:
-    """The known minors with at least one release in a PEP 440 range; "" means all.
+def in_range(spec: str, minors: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """The minors, else the known ones, with a release in a PEP 440 range; "" means all.
 
     Raises UsageError for text that is not a range.
     """
     specifiers = _specifiers(_LOCAL.sub("", spec))
     return tuple(
         name
-        for name in known_versions()
+        for name in minors or known_versions()
         if any(specifiers.contains(f"{name}.{patch}", prereleases=True) for patch in _PATCHES)
     )
 
@@ -114,8 +114,8 @@ def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
     if spec:
         return in_range(spec)
     known = known_versions()
-    own = installed_version() if here else None
-    return tuple(name for name in known if own and minor(name) == minor(own)) or known[-2:]
+    own = installed() if here else None
+    return tuple(name for name in known if own and minor(name) == minor(own.version)) or known[-2:]
 
 
 def contains(spec: str, version: str) -> bool:
@@ -142,12 +142,6 @@ def installed() -> Installed | None:
                     version += "+cpu"
                 return Installed(version, "cpu" if cpu else "cuda", name, package)
     return None
-
-
-def installed_version() -> str | None:
-    """The version of the installed vLLM, `+cpu` for the CPU build; None where there is none."""
-    found = installed()
-    return found.version if found else None
 
 
 def newest() -> VllmTable:

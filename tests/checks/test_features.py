@@ -14,7 +14,7 @@ from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.profile.schema import Profile
-from specserve.vllm.features import OLDEST, Feature, features
+from specserve.vllm.features import OLDER, Feature, features
 from specserve.vllm.versions import in_range, judged_versions, known_versions
 from tests.checks.readers import facts
 
@@ -96,7 +96,7 @@ def test_a_row_names_its_combination_in_its_versions_and_in_no_other(profile: Lo
             assert (
                 finding.severity == Severity(row.severity) and finding.span.path == f"speculation.{row.place}"
             )
-        others = [f"0.{n}" for n in range(int(OLDEST[2:]), int(NEWEST[2:]) + 1) if f"0.{n}" not in failing]
+        others = [f"0.{n}" for n in range(int(OLDER[0][2:]), int(NEWEST[2:]) + 1) if f"0.{n}" not in failing]
         twins = {v for other in features() if other.text == row.text for v in other.minors(NEWEST)}
         assert all(found(profile, row, method, version) == [] for version in others if version not in twins)
 

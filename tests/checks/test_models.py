@@ -38,7 +38,7 @@ def test_a_draft_that_could_not_be_read_is_not_judged(profile: Load) -> None:
         ({"num_attention_heads": 24, "num_key_value_heads": 8}, 6, 1),
         ({"num_attention_heads": 24, "num_key_value_heads": 8}, 12, 1),
         ({"num_attention_heads": 24, "num_key_value_heads": 8, "kv_lora_rank": 512}, 12, 0),
-        ({"num_attention_heads": 71, "num_kv_heads": 1, "model_type": "falcon"}, 2, 0),
+        ({"num_attention_heads": 71, "num_kv_heads": 1, "model_type": "falcon"}, 2, 1),
         ({"text_config": {"num_attention_heads": 14}}, 4, 1),
         ({"num_attention_heads": "14"}, 4, 0),
         ({"num_attention_heads": [14, 16]}, 4, 0),

@@ -15,7 +15,7 @@ from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
 from specserve.report.manual import Page, pages
 from specserve.vllm import versions
-from specserve.vllm.versions import known_versions, table
+from specserve.vllm.versions import Installed, known_versions, table
 from tests.checks.checkpoints import beside
 from tests.checks.judging import judge, of
 from tests.checks.surroundings import surroundings
@@ -191,7 +191,8 @@ def test_what_only_older_versions_refuse_is_an_error_for_the_one_that_will_run_i
 ) -> None:
     text = "{method: draft_model, model: ./d, num_speculative_tokens: 4, fly_window_size: 3}"
     loaded = profile(f"speculation: {text}")
-    monkeypatch.setattr(versions, "installed_version", lambda: installed)
+    here = installed and Installed(installed, "cuda", "vllm", Path("vllm"))
+    monkeypatch.setattr(versions, "installed", lambda: here)
     found = run_rules_on_profile(loaded, here=True).findings
     assert [item.severity for item in found if item.code == "SD102"] == severities
 

@@ -145,12 +145,12 @@ def test_the_plainest_launches_have_no_warning_left(
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
     block = "{method: eagle3, model: org/head, num_speculative_tokens: 2}"
     profile = load_profile(write(f"target: {{model: org/m}}\nspeculation: {block}\n"))
-    installed = versions.installed_version()
+    installed = versions.installed()
     assert installed is not None
     target, head = (ModelFacts(f"org/{name}", "hub", each) for name, each in (("m", LLAMA), ("head", HEAD)))
-    machine, vllm = assume("1xH100-80GB"), VllmToAsk(installed)
+    machine, vllm = assume("1xH100-80GB"), VllmToAsk(installed.version)
     plans = [
-        launch(each, table=table(installed), platform="cuda", version=installed)
+        launch(each, table=table(installed.version), platform="cuda", version=installed.version)
         for each in (profile, replace(profile, speculation=None))
     ]
     questions = [

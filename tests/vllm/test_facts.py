@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from quotes import is_shown
 
 from specserve.vllm import facts
 from specserve.vllm.facts import SHOWN, at, minor
@@ -25,4 +26,4 @@ def test_a_fact_has_a_value_for_every_known_version(name: str) -> None:
 def test_the_installed_vllm_shows_the_fact(name: str) -> None:
     vllm = installed()
     assert vllm is not None
-    assert facts.is_shown(name, vllm.version, vllm.package)
+    assert is_shown(name, vllm.version, vllm.package)

@@ -12,39 +12,27 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 @pytest.mark.parametrize(
-    ("config", "most", "default"),
+    ("config", "length"),
     [
-        ({}, 4096, 4096),
-        ({"model_max_length": 8192}, 8192, 8192),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, 16384),
-        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, 2048, 2048),
-        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 4096, 4096),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096, 4096),
-        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "longrope"}}, 4096, 2048),
-        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "su"}}, 4096, 2048),
-        ({"rope_scaling": {"type": "su", "original_max_position_embeddings": 2048}}, 4096, 4096),
-        (
-            {
-                "original_max_position_embeddings": 2048,
-                "rope_scaling": {"type": "longrope"},
-                "model_max_length": 100_000,
-            },
-            100_000,
-            2048,
-        ),
-        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, 8192, 8192),
-        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096, 4096),
-        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
+        ({}, 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, 2048),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 4096),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "longrope"}}, 2048),
+        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "su"}}, 2048),
+        ({"rope_scaling": {"type": "su", "original_max_position_embeddings": 2048}}, 4096),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, 8192),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+        ({"n_positions": 1024, "max_seq_len": 512}, 512),
     ],
 )
-def test_the_context_is_what_vllm_derives(config: dict[str, Any], most: int, default: int) -> None:
-    length = context_length({"max_position_embeddings": 4096, **config})
-    assert length is not None and (length.most, length.default) == (most, default)
+def test_the_context_is_what_vllm_derives(config: dict[str, Any], length: int) -> None:
+    assert context_length({"max_position_embeddings": 4096, **config}) == length
 
 
 def test_yarn_is_in_the_context_already() -> None:
-    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN})
-    assert length is not None and (length.most, length.default) == (32768, 32768)
+    assert context_length({"max_position_embeddings": 32768, "rope_scaling": YARN}) == 32768
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_classes_that_came_went_and_learnt_something_are_those_of_their_version(
         "0.32",
     ]
     assert [minor for minor in known_versions() if "Step5MTP" in registry(minor).classes] == ["0.33"]
-    granite = [registry(minor).classes["GraniteForCausalLM"].lacks("eagle3") for minor in known_versions()]
+    granite = [registry(minor).lacks(["GraniteForCausalLM"], "eagle3") for minor in known_versions()]
     assert granite == [True, False, False]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specserve.vllm.sharding import Ranks, next_sizes
+from specserve.vllm.sharding import Ranks
 from specserve.vllm.sharding import problems as problems_of
 from specserve.vllm.versions import installed
 
@@ -33,9 +33,6 @@ def problems(text: Mapping[str, Any], *ranks: Any, **more: Any) -> list[str]:
         ({"num_attention_heads": 32, "num_key_value_heads": 8}, (16,), {}, None),  # repeated
         ({"vocab_size": 151936}, (3,), {}, "rows of the vocabulary"),
         ({"vocab_size": 129}, (3,), {}, None),  # padded to 192
-        ({"linear_num_value_heads": 24}, (16,), {}, "24 heads of the recurrent layers"),
-        ({"mamba_num_heads": 64, "n_groups": 8}, (16,), {}, "8 groups of the recurrent layers"),
-        ({"mamba_num_heads": 64, "n_groups": 1}, (16,), {}, None),  # repeated
         ({"intermediate_size": 18432}, (32,), BLOCKS, "is 576 on each of 32 ranks, which cuts"),
         ({"intermediate_size": 18432}, (16,), BLOCKS, None),
         ({"intermediate_size": 18432}, (32,), {}, None),
@@ -62,28 +59,6 @@ def test_what_vllm_cannot_divide_is_named(
     assert len(found) == (named is not None) and (named or "") in " ".join(found)
 
 
-@pytest.mark.parametrize(
-    ("vision", "count"),
-    [
-        ({"model_type": "qwen3_5_moe_vision", "num_heads": 16}, 1),
-        ({"model_type": "siglip_vision_model", "num_attention_heads": 16}, 1),
-        ({"model_type": "qwen2_5_vl", "num_heads": 12}, 0),
-        ({"model_type": "kimi_k25_vision", "num_heads": 16}, 0),  # copied instead
-        ({"model_type": "intern_vit_6b", "num_attention_heads": 25}, 0),  # filled up
-        ({}, 0),
-    ],
-)
-def test_a_vision_tower_is_divided_copied_or_filled_up(vision: Any, count: int) -> None:
-    assert len(problems({"num_attention_heads": 24}, 6, vision=vision)) == count
-
-
-@pytest.mark.parametrize(("wanted", "most", "sizes"), [(8, 8, [4]), (3, 8, [2, 4]), (6, 6, [4]), (3, 2, [2])])
-def test_the_nearest_sizes_are_below_and_above_and_fit_the_machine(
-    wanted: int, most: int, sizes: list[int]
-) -> None:
-    assert next_sizes(lambda size: size in (1, 2, 4, 8) and size < 8, wanted, most=most) == sizes
-
-
 @pytest.mark.vllm
 def test_the_functions_that_are_named_are_in_vllm() -> None:
     vllm = installed()
@@ -91,4 +66,4 @@ def test_the_functions_that_are_named_are_in_vllm() -> None:
     folders = (vllm.package / name for name in ("config", "distributed", "model_executor"))
     text = "".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
     names = re.findall(r"`(\w+)[.`(]", SOURCE.read_text(encoding="utf-8"))
-    assert len(names) > 15 and [name for name in names if name not in text] == []
+    assert len(names) >= 12 and [name for name in names if name not in text] == []

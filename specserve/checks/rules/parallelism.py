@@ -18,9 +18,9 @@ from specserve.checks.rule import (
 )
 from specserve.diagnostics import Severity
 from specserve.models.config import Config, model_type, section, text_config
-from specserve.vllm.features import features, minors_before
-from specserve.vllm.sharding import Problem, Ranks, has_experts, next_sizes, problems
-from specserve.vllm.versions import known_versions
+from specserve.vllm.features import OLDER, features
+from specserve.vllm.sharding import EXPERTS, Problem, Ranks, number, problems
+from specserve.vllm.versions import in_range, known_versions
 
 _MOST_RANKS = 16
 _PLACES = {
@@ -63,17 +63,13 @@ def indivisible_size(ctx: Context) -> Violations:
 
 
 def _problems(ctx: Context, config: Config, ranks: Ranks) -> list[Problem]:
-    text, vision, engine = text_config(config), section(config, "vision_config"), ctx.engine
-    limits = section(engine, "limit_mm_per_prompt")
-    is_left_out = engine.get("language_model_only") is True or 0 in limits.values()
-    is_whole = engine.get("mm_encoder_tp_mode") == "data"
+    text = text_config(config)
     quantization = section(config, "quantization_config") or section(text, "quantization_config")
     return problems(
-        {"model_type": model_type(config), **text},
+        text,
         ranks,
         quantization=quantization or section(config, "compression_config"),
-        vision=None if is_left_out or is_whole else vision,
-        has_adapters=bool(engine.get("enable_lora")),
+        has_adapters=bool(ctx.engine.get("enable_lora")),
     )
 
 
@@ -87,7 +83,9 @@ def _sizes(ctx: Context, configs: list[Config], ranks: Ranks) -> list[str]:
         return not any(_problems(ctx, config, smaller) for config in configs)
 
     most = (there.count * there.nodes if there else 0) // rest or _MOST_RANKS
-    sizes = next_sizes(works, ranks.tensor, most=most)
+    below = next(filter(works, range(min(ranks.tensor - 1, most), 0, -1)), None)
+    above = next(filter(works, range(ranks.tensor + 1, most + 1)), None)
+    sizes = [size for size in (below, above) if size is not None]
     return [f"`tensor_parallel_size` may be {' or '.join(map(str, sizes))}"] if sizes else []
 
 
@@ -119,7 +117,7 @@ def _minors(ctx: Context) -> list[str]:
     """The judged versions, and those of the profile's range that are older than every known one."""
     known, spec = known_versions(), ctx.profile.vllm
     reaches_down = not ctx.versions or ctx.versions[0] == known[0]
-    older = minors_before(known[0], spec=spec) if spec and reaches_down else ()
+    older = in_range(spec, OLDER) if spec and reaches_down else ()
     return [*older, *(ctx.versions if older else ctx.target_versions)]
 
 
@@ -132,7 +130,7 @@ def _values(variant: Variant) -> Callable[[str], Any]:
     def experts() -> bool | None:
         if ctx.engine.get("enable_expert_parallel") is True:
             return True
-        return None if target is None else has_experts(text_config(target))
+        return None if target is None else number(text_config(target), *EXPERTS) is not None
 
     def cache() -> str:
         named = str(ctx.engine.get("kv_cache_dtype") or "auto")

@@ -12,9 +12,10 @@ from specserve.checks.rule import (
     variant_rule,
 )
 from specserve.models.config import section
-from specserve.vllm.limits import LEAST_SEQUENCES
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
+_LEAST_SEQUENCES = 256
+"""The smallest default of `max_num_seqs` on a GPU."""
 _USUAL = 8192
 """What vLLM wants of a step with speculation."""
 
@@ -35,7 +36,7 @@ def small_steps(variant: Variant) -> Violations:
     if k is None or budget is None:
         return
     if requests is None:  # vLLM's default on a GPU is never above the tokens of a step
-        requests = min(LEAST_SEQUENCES, budget) if ctx.platform == "gpu" else 1
+        requests = min(_LEAST_SEQUENCES, budget) if ctx.platform == "gpu" else 1
     needed = requests * (k + 1)
     if budget < needed:
         is_refused = budget < requests or ctx.engine.get("enable_lora") is True
