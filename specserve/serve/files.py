@@ -40,6 +40,8 @@ def is_alive(pid: int, *, since: int) -> bool:
     return _stat(pid) == (since, True)
 
 
+SOCKETS = "specserve-"
+"""How the folder of a server's sockets begins, in the temporary folder."""
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
 _OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
 """What OpenMP maps for a moment while it loads."""
@@ -76,6 +78,8 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
             if path not in in_use:
                 path.unlink()
                 removed.append(str(path))
+                if path.parent.name.startswith(SOCKETS):
+                    path.parent.rmdir()  # its last one
     return tuple(removed)
 
 

@@ -7,8 +7,10 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -135,16 +137,20 @@ class Child(Group):
             log = files.append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
+        # vLLM's sockets lie here: a killed process cannot remove its own
+        self._sockets = tempfile.mkdtemp(prefix=files.SOCKETS)
+        env = {"VLLM_RPC_BASE_PATH": self._sockets, **env}
         try:
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._popen = subprocess.Popen(
                 list(argv),
-                env=dict(env),
+                env=env,
                 stderr=log,
                 start_new_session=True,
                 **self._streams(log),
             )
         except OSError as error:
+            self.remove_sockets()
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
                 hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup`"
@@ -157,6 +163,10 @@ class Child(Group):
     def _streams(self, log: int) -> dict[str, Any]:
         """What its standard input and output are, and how it learns that we are gone."""
         return {"stdin": subprocess.DEVNULL, "stdout": log, "preexec_fn": _die_with_parent()}
+
+    def remove_sockets(self) -> None:
+        """Remove the folder of its sockets, once nothing of it runs."""
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def wait(self, limit_s: float = _LAST_WORDS_S) -> None:
         """Wait until the first process has ended, or the time is up."""
@@ -302,4 +312,5 @@ def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
             time.sleep(0.02)
     if isinstance(group, Child):
         group.wait()
+        group.remove_sockets()
     return is_left, files.remove(group.traces)

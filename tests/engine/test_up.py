@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import re
 import signal
 import socket
 import tempfile
@@ -121,7 +120,6 @@ def test_an_engine_killed_while_it_starts_is_told_as_that(start_up: StartUp) -> 
 def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log(start_up: StartUp) -> None:
     with start_up(changes={"env": {"VLLM_LOGGING_LEVEL": "ERROR"}}) as up:
         up.wait_ready()
-        assert re.search(r"room for [\d.]+ requests of [\d,]+ tokens", up.out)
         engine = up.engine_core()
         assert engine is not None
         with nothing_is_left(up):
