@@ -188,7 +188,7 @@ def test_a_server_serves_on_when_its_disk_is_full(server: Server) -> None:
             assert asked.returncode == 0, asked.stderr
         server.state_becomes("ready")
         other = server.run("up", DEMO, *server.small, "--detach", "--name", "other", "--port", "0")
-        assert other.returncode == 2 and "No space left" in other.stderr
+        assert other.returncode == 2 and "no space left" in other.stderr
         server.down("demo")
 
 
