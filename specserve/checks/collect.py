@@ -286,8 +286,9 @@ def _questions(
     try:
         is_other = wanted.version and here and minor(wanted.version) != minor(here.version)
         if vllm is None and here and not is_other:
-            is_meant = not range_ or contains(range_, here.version)
-            vllm = VllmToAsk(here.version) if is_meant else None
+            if range_ and not contains(range_, here.version):
+                return {}, f"vLLM {here.version} is installed, and the profile is for `{range_}`"
+            vllm = VllmToAsk(here.version)
         if vllm is None and wanted.version:
             return {}, (
                 "the version that `--vllm` names is not installed, so no vLLM was asked; "

@@ -56,6 +56,8 @@ def found(
     }
     if without == "v2":
         text["env"] = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    elif when.get("asks_v2"):
+        text["env"] = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     if version:
         text["vllm"] = f"=={version}.*"
     loaded = load(yaml.safe_dump(text))

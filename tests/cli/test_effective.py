@@ -116,30 +116,28 @@ def test_a_refusal_stands_at_the_value_that_it_is_about(
 
 
 @pytest.mark.parametrize(
-    ("range_", "words", "asked"),
+    ("range_", "words", "why"),
     [
-        (">=0.32", [], True),
-        (">=0.33", [], False),  # `up` would not start this one
-        (">=0.32", ["--vllm", "0.33"], False),
-        (">=0.26", ["--vllm", "0.28"], False),
-        (">=0.32", ["--vllm", "0.32"], True),
+        (">=0.32", [], None),
+        (">=0.33", [], "vLLM 0.32.0 is installed"),  # `up` would not start this one
+        (">=0.32", ["--vllm", "0.33"], "the version that `--vllm` names is not installed"),
+        (">=0.26", ["--vllm", "0.28"], "the version that `--vllm` names is not installed"),
+        (">=0.32", ["--vllm", "0.32"], None),
     ],
 )
 def test_the_installed_vllm_is_asked_where_up_would_start_it(
     range_: str,
     words: list[str],
-    asked: bool,
+    why: str | None,
     profile: str,
     vllm_that_answers: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _run(["check", profile, "--offline", "--set", f"vllm='{range_}'", "--format", "json", *words])
     content = json.loads(capsys.readouterr().out)
-    assert bool(content["verdicts"][0]["vllm"]) is asked
+    assert bool(content["verdicts"][0]["vllm"]) is (why is None)
     reasons = [item["reason"] for item in content["skipped"] if item["group"] == "vllm"]
-    assert [reason.partition(",")[0] for reason in reasons] == (
-        ["the version that `--vllm` names is not installed"] if words and not asked else []
-    )
+    assert [reason.partition(",")[0] for reason in reasons] == ([why] if why else [])
 
 
 def test_what_stops_the_child_is_skipped_and_no_error(

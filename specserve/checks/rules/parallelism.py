@@ -157,6 +157,7 @@ def _values(variant: Variant) -> Callable[[str], Any]:
         "experts": experts,
         "v2": lambda: ctx.platform != "cpu"
         and ctx.profile.env.get("VLLM_USE_V2_MODEL_RUNNER") != "0",
+        "asks_v2": lambda: ctx.profile.env.get("VLLM_USE_V2_MODEL_RUNNER") == "1",
         "cache": cache,
         "interleaved": interleaved,
         "gpu": gpu,
