@@ -50,6 +50,13 @@ def test_a_disk_is_full_for_what_is_not_there_yet(
     assert found(small, replace(model, origin="cache")) == []
     for elsewhere in (None, replace(HERE, basis="assumed"), replace(HERE, basis="profile")):
         assert found(small, model, elsewhere) == []
+    both = profile(
+        f"env: {{HF_HOME: {tmp_path}}}\nspeculation: {{method: draft_model, model: org/d, num_speculative_tokens: 2}}"
+    )
+    half = hub_model(a__safetensors=6 * GIB)
+    context = Context(both, ("0.33",), target=half, drafts={"speculation": half}, machine=HERE)
+    messages = [item.message for item in judged(context) if item.code == "SD405"]
+    assert messages == [f"12.0 GiB must be downloaded, and `{tmp_path}/hub` has 10.0 GiB free"]
 
 
 def test_of_two_formats_only_the_one_that_vllm_takes_is_downloaded() -> None:

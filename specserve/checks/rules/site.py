@@ -39,9 +39,11 @@ def full_disk(ctx: Context) -> Violations:
     cache = hub_cache({**os.environ, **ctx.profile.env})
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
+    total = 0
     for path, missing in _downloads(ctx):
-        if missing > free:
-            text = f"{gib(missing)} must be downloaded, and `{cache}` has {gib(free)} free"
+        total += missing
+        if missing and total > free:
+            text = f"{gib(total)} must be downloaded, and `{cache}` has {gib(free)} free"
             help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
             yield Violation(path, text, help=help_)
 
