@@ -23,7 +23,6 @@ from specserve.checks.oraclechild import (
     VllmChange,
     VllmVerdict,
     answers,
-    installed_table,
     keep_answer,
     kept_answer,
 )
@@ -106,7 +105,7 @@ def questions_about(
     if not machine.is_cpu and (kind := machine.accelerator).vendor != "nvidia":
         raise FactError(f"vLLM can be asked about NVIDIA GPUs and the CPU, not about {kind.name}")
     here = installed() if vllm.source is None else None
-    accepted = installed_table(here) if here else table(vllm.version)
+    accepted = table(here.version if here else vllm.version)
     blocks: dict[str, Speculation | None] = {"": None}
     for variant in context.variants:
         if variant.model is None or variant.method == "custom_class" or variant.path in shapes:

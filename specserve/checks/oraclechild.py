@@ -1,4 +1,4 @@
-"""The child process that vLLM's answers come from, and what it says of a vLLM without a table."""
+"""The child process that vLLM's answers come from."""
 
 from __future__ import annotations
 
@@ -12,23 +12,15 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specserve import __version__
 from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError
 from specserve.files import write_whole
-from specserve.models.hub import answer_cache
-from specserve.vllm import versions
-from specserve.vllm.arguments import VllmTable, table_of
-from specserve.vllm.versions import Installed, Vllm, table
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
-_GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
-"""Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
 _LIMIT_S = 300.0
 """The child itself waits less for vLLM."""
 
@@ -144,41 +136,3 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(file, json.dumps(answer))
-
-
-@lru_cache
-def installed_table(found: Installed) -> VllmTable:
-    """The table of an installed vLLM.
-
-    A vLLM without a shipped table is asked once, in a child of about 10 s, and its answer is kept.
-    If it gives none, the nearest shipped table serves, marked as not exact.
-    """
-    known = table(found.version)
-    return known if known.exact else ask_installed(found, command=CHILD) or known
-
-
-def installed_vllm() -> Vllm | None:
-    """The vLLM of this Python, with what it accepts; None where there is none."""
-    found = versions.installed()
-    return Vllm(installed_table(found), found.version, found.platform, found) if found else None
-
-
-def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTable | None:
-    """What an installed vLLM says of itself, or said before; None if it gives no answer."""
-    sources = (found.package / "engine").glob("*.py")  # an editable one may keep its version
-    changed = max((each.stat().st_mtime_ns for each in sources), default=0)
-    file = answer_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
-    gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
-    for kept in (kept_answer(file), None):
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError, AttributeError, FactError
-        ):
-            said = kept
-            if said is None:
-                ((_, answer),) = answers([*command, *gpu], [{"accepted": True}])
-                said = answer["accepted"]
-            read = table_of(said, version=found.version)
-            if kept is None:
-                keep_answer(file, said)
-            return read
-    return None

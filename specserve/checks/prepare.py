@@ -11,6 +11,7 @@ from specserve.errors import ProfileError, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import installed_vllm
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host
@@ -28,8 +29,6 @@ def prepare(
     `notices` hears the warnings. Raises ProfileError (exit code 1 if a rule finds an error),
     UsageError and FactError.
     """
-    from specserve.checks.oraclechild import installed_vllm
-
     profile = load_profile(path, settings=options.settings, alternative=options.alternative)
     try:
         planned = plan_launch(profile, options, here=None if options.vllm else installed_vllm())

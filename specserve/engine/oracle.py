@@ -6,8 +6,6 @@ line with the same `id`, as they come. vLLM's own output goes to stderr. vLLM is
 `{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words
 that follow `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
 
-`{"id": 1, "accepted": true}` asks for all that this vLLM accepts: `{"id": 1, "accepted": {…}}`.
-
 With `"folder": "DIR"` vLLM judges the launch, with the models in that folder, each a config.json
 alone, on `"count"` GPUs: the answer is what `judging.judge` returns for `"env"` and `"build"`. vLLM
 changes its own defaults and keeps what it finds out, so a fork judges, two of them at a time, each
@@ -35,7 +33,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specserve.engine.accepted import accepted
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _LIMIT_S = 120.0
@@ -95,8 +92,6 @@ def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:
 def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request, which may change this process."""
     try:
-        if "accepted" in request:
-            return {"accepted": accepted(parser)}
         arguments = parse(parser, request["argv"])
         if "folder" not in request:
             known = vars(arguments)

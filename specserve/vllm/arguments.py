@@ -77,28 +77,6 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def table_of(data: Mapping[str, Any], *, version: str, is_exact: bool = True) -> VllmTable:
-    """The table of these sections, as the shipped tables and a vLLM that is asked have them.
-
-    Raises ValueError, KeyError, TypeError or AttributeError for data of another form.
-    """
-    sections: dict[str, dict[str, Argument]] = {}
-    for section in ("engine", "frontend", "speculation"):
-        sections[section] = {}
-        for name, item in data[section].items():
-            values: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
-            values.setdefault("flag", None if section == "speculation" else flag_of(name))
-            sections[section][name] = Argument(name=name, **values)
-    return VllmTable(
-        version=version,
-        **sections,
-        methods=tuple(sorted(data["methods"])),
-        env=frozenset(data["env"]),
-        inverse_flags=bool(data["inverse_flags"]),
-        exact=is_exact,
-    )
-
-
 def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:
     """A value in JSON's types: dataclasses to dicts, tuples to lists, scalars by `scalar`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError, quoted
-from specserve.vllm.arguments import VllmTable, table_of
+from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.facts import EXAMPLE_RANGE, INVERSE_FLAGS, at, items, merged, minor
 
 if TYPE_CHECKING:
@@ -68,11 +68,21 @@ def table(version: str) -> VllmTable:
         raise UsageError(f"{text}: {', '.join(known_versions())}") from error
     known, data = known_versions(), merged("arguments")
     name = next((name for name in known if minor(name) >= minor(version)), known[-1])
-    sections = ("engine", "frontend", "speculation", "methods", "env")
-    said: dict[str, Any] = {section: items(data[section], name) for section in sections}
-    said["inverse_flags"] = at(INVERSE_FLAGS, name)
-    is_exact = minor(name) == minor(version)
-    return table_of(said, version=data["versions"][name], is_exact=is_exact)
+    sections: dict[str, dict[str, Argument]] = {}
+    for section in ("engine", "frontend", "speculation"):
+        sections[section] = {}
+        for key, item in items(data[section], name).items():
+            values: Any = {word: tuple(v) if isinstance(v, list) else v for word, v in item.items()}
+            values.setdefault("flag", None if section == "speculation" else flag_of(key))
+            sections[section][key] = Argument(name=key, **values)
+    return VllmTable(
+        version=data["versions"][name],
+        **sections,
+        methods=tuple(sorted(items(data["methods"], name))),
+        env=frozenset(items(data["env"], name)),
+        inverse_flags=at(INVERSE_FLAGS, name),
+        exact=minor(name) == minor(version),
+    )
 
 
 def _specifiers(spec: str) -> SpecifierSet:
@@ -147,3 +157,9 @@ def installed() -> Installed | None:
 def newest() -> VllmTable:
     """The table of the newest known version."""
     return table(known_versions()[-1])
+
+
+def installed_vllm() -> Vllm | None:
+    """The vLLM of this Python as one to plan for; None: there is none."""
+    found = installed()
+    return Vllm(table(found.version), found.version, found.platform, found) if found else None
