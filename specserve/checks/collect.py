@@ -182,7 +182,7 @@ def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | No
     is_absolute = model.startswith("/") and model not in profile.relative_paths
     is_elsewhere = wanted.machine is not None and is_absolute and not os.path.exists(model)  # noqa: PTH110
     if entry is not None and (wanted.locked or is_elsewhere or entry.commit is not None):
-        return entry
+        return replace(entry, model=model, revision=revision)
     if wanted.locked:
         raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
     if is_elsewhere:
@@ -190,9 +190,7 @@ def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | No
         hint = "`specserve lock PROFILE` on that machine records what `check` needs"
         raise FactError(text, hint=hint, cause="elsewhere")
     wanted.tell(f"reading {model}")
-    return read_model(
-        model, revision=revision, offline=wanted.offline, need_config=not use.tokenizer_only
-    )
+    return read_model(model, revision=revision, offline=wanted.offline)
 
 
 def _with_tokenizers(

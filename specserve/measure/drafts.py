@@ -16,7 +16,7 @@ from specserve.checks.run import context_of, run_rules
 from specserve.diagnostics import Severity
 from specserve.errors import FactError, UsageError
 from specserve.models.config import prediction_layers
-from specserve.models.drafts import Draft, Source, as_of, drafts_for
+from specserve.models.drafts import AS_OF, Draft, Source, drafts_for
 from specserve.models.facts import ModelFacts, published
 from specserve.models.read import read_model
 from specserve.profile.load import examine, load_profile
@@ -115,7 +115,7 @@ def find_drafts(
         key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length)
     )
     named = f"{machine.count * machine.nodes}x {machine.accelerator.name}" if machine else None
-    return FoundDrafts(target, str(as_of()), named, tuple(judged), tuple(notes))
+    return FoundDrafts(target, AS_OF, named, tuple(judged), tuple(notes))
 
 
 def _known_drafts(base: Profile, facts: ModelFacts | None) -> Iterator[Draft]:
@@ -137,7 +137,7 @@ def _on_the_hub(target: str, read: Read) -> Iterator[Draft]:
     """The heads that the Hub lists under the target. Raises FactError if it does not answer."""
     from specserve.models.hub import derived_drafts
 
-    for model, license, day in derived_drafts(target):
+    for model, day in derived_drafts(target):
         try:
             method = method_of(read(model, None).config)
         except FactError:  # gated, or broken: nobody can tell what it is
@@ -145,7 +145,7 @@ def _on_the_hub(target: str, read: Read) -> Iterator[Draft]:
         if method:
             source = Source(f"https://huggingface.co/{model}", day)
             note = "listed by the Hub; not in the catalogue"
-            yield Draft(target, method, (source,), model=model, license=license, note=note)
+            yield Draft(target, method, (source,), model=model, note=note)
 
 
 def _profile(target_or_profile: str, machine: Machine | None) -> Profile:
@@ -203,5 +203,5 @@ def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> 
             raise UsageError(f"`{path}` has another alternative `{key}`", hint="rename it")
         places.append(f"alternatives.{key}")
     if new:
-        write_alternatives(path, new, remark=f"specserve drafts: catalogue of {as_of()}")
+        write_alternatives(path, new, remark=f"specserve drafts: catalogue of {AS_OF}")
     return places

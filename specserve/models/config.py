@@ -9,28 +9,32 @@ from specserve.errors import FactError
 
 Config = Mapping[str, Any]
 _LARGEST = 1 << 40
-_TEXT_PARTS = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "thinker_config",
-    "transformer_layer_config",
-)
-"""Where the language model stands in a config.json; the last is that of speculators' heads."""
+LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers")
+_OF_HEAD = "transformer_layer_config"
+"""Where the heads of the speculators library have their language model."""
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", _OF_HEAD)
 _OF_THE_WHOLE = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings", "model_type")
+_PREDICTION_LAYERS = (
+    "num_mtp_modules",  # MiniMax M3 has the next one too, and vLLM takes this
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_layers",
+    "n_predict",
+)
+_ONE_LAYER = ("gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash")
+"""Model types whose single prediction layer config.json does not count."""
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Config) -> Config:
     """The language model's part of a config.json; all of it for a model that only reads text.
 
     What stands outside for the whole model, such as its type of numbers, is in it too.
     """
     for key in (*_TEXT_PARTS, "model"):
         inner = config.get(key)
-        is_head = key == "transformer_layer_config"
         if isinstance(inner, Mapping) and (key != "model" or config.get("model_type") == "eagle"):
-            outer = {name: config[name] for name in config if is_head or name in _OF_THE_WHOLE}
-            outer.pop(key, None)
+            kept = config if key == _OF_HEAD else _OF_THE_WHOLE
+            outer = {name: config[name] for name in kept if name in config and name != key}
             return text_config({**outer, **inner})
     return config
 
@@ -43,7 +47,7 @@ def whole(config: Config, *keys: str) -> int | None:
 
 def layers(config: Config) -> int | None:
     """The number of decoder layers."""
-    return whole(text_config(config), "num_hidden_layers", "n_layer", "n_layers")
+    return whole(text_config(config), *LAYER_COUNT)
 
 
 def architectures(config: Config) -> tuple[str, ...]:
@@ -63,60 +67,37 @@ def section(config: Config, key: str) -> Config:
     return value if isinstance(value, Mapping) else {}
 
 
-def integer(
-    config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1
-) -> int:
+def integer(config: Config, *keys: str, default: int | None = None, least: int = 1) -> int:
     """The whole number at the first of these keys that is there, else the default.
 
     Raises FactError for another value, and for none of the keys without a default.
     """
     for key in keys:
-        value = config.get(key)
-        if value is None:
+        if (value := config.get(key)) is None:
             continue
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not least <= value < _LARGEST:
-            expected = f"expected a whole number from {least} up"
-            raise FactError(f"`{key}` in config.json is {value!r:.40}: {expected}")
-        return value
+        if type(value) is int and least <= value < _LARGEST:
+            return value
+        expected = f"expected a whole number from {least} up"
+        raise FactError(f"`{key}` in config.json is {value!r:.40}: {expected}")
     if default is None:
         raise FactError(f"`{keys[0]}` is missing in config.json")
     return default
 
 
-_COUNTS = (
-    "num_mtp_modules",
-    "num_nextn_predict_layers",
-    "mtp_num_hidden_layers",
-    "num_mtp_layers",
-    "n_predict",
-)
-"""The first: MiniMax M3 has the second too, and vLLM takes the first (`hf_config_override`)."""
-ONE_LAYER = frozenset({
-    "gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni",
-})  # fmt: skip
-"""Model types whose single prediction layer config.json does not count."""
-
-
-def prediction_layers(config: Mapping[str, Any]) -> int | None:
+def prediction_layers(config: Config) -> int | None:
     """The number of multi-token prediction layers, 0 included; None if it is not said."""
-    if str(config.get("model_type")) in ONE_LAYER:
+    if model_type(config) in _ONE_LAYER:
         return 1
-    for key in _COUNTS:
+    for key in _PREDICTION_LAYERS:
         if type(value := config.get(key)) is int and value >= 0:
             return value
-    parts = (config.get(key) for key in (*_TEXT_PARTS, "mtp_config"))
-    found = (prediction_layers(part) for part in parts if isinstance(part, Mapping))
+    parts = (section(config, key) for key in (*_TEXT_PARTS, "mtp_config"))
+    found = (prediction_layers(part) for part in parts if part)
     return next((count for count in found if count is not None), None)
 
 
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def quantization_of(config: Config) -> Config:
     """`quantization_config`, wherever in config.json; empty without one."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping):
-            for key in ("quantization_config", "compression_config"):
-                found = part.get(key)
-                if isinstance(found, Mapping):
-                    return found
-    return {}
+    parts = (config, section(config, "text_config"))
+    keys = ("quantization_config", "compression_config")
+    return next(filter(None, (section(part, key) for part in parts for key in keys)), {})

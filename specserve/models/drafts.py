@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from specserve.models.families import plain_name, tokenizer_family
 
+AS_OF = "2026-11-23"
+"""The day on which the catalogue was last compared with its sources."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmte](?![a-z0-9])")
 """A number of parameters or experts: `8b`, `0.6b`, `8x7b`, `a22b`, `e4b`, `128e`."""
 
@@ -42,7 +43,7 @@ class Draft:
     """One way to speculate for a target. Without `model`, the layers are in its own checkpoint.
 
     None is what no source says. `num_speculative_tokens` is what the authors trained for or
-    recommend, `vllm` the first version that they name, `parameters` a count, `context` tokens.
+    recommend.
     """
 
     target: str
@@ -51,10 +52,6 @@ class Draft:
     model: str | None = None
     num_speculative_tokens: int | None = None
     parallel_drafting: bool = False
-    parameters: int | None = None
-    context: int | None = None
-    license: str | None = None
-    vllm: str | None = None
     reported: tuple[Reported, ...] = ()
     note: str | None = None
 
@@ -75,11 +72,6 @@ def catalogue() -> tuple[Draft, ...]:
     return tuple(found)
 
 
-def as_of() -> date:
-    """The day on which the catalogue was last compared with its sources."""
-    return date(2026, 11, 23)
-
-
 def drafts_for(target: str) -> Sequence[Draft]:
     """The drafts for a target, or for the model that it is a quantized copy of.
 
@@ -98,10 +90,7 @@ def heads_named(model: str) -> tuple[Draft, ...]:
     return tuple(draft for draft in rows if (draft.model or "").lower() == model.lower() != "")
 
 
-Kinship = Literal["same", "near", "other"]
-
-
-def kinship(target: str, model: str) -> Kinship | None:
+def kinship(target: str, model: str) -> Literal["same", "near", "other"] | None:
     """What a target is to a model of the catalogue, by its name; None for a stranger's name.
 
     `near` is another fine-tune or release of that size, `other` another family or size. Only the
@@ -111,17 +100,8 @@ def kinship(target: str, model: str) -> Kinship | None:
     if name == other:
         return "same"
     tokens, its_tokens = tokenizer_family(target), tokenizer_family(model)
-    if tokens is None and _family(target) not in {_family(each.target) for each in catalogue()}:
+    if tokens is None and not drafts_for(target):
         return None
-    is_related = _family(target)[1] == _family(model)[1]
-    if tokens and its_tokens:
-        is_related = tokens.name == its_tokens.name
+    is_related = tokens is None or its_tokens is None or tokens.name == its_tokens.name
     sizes, its_sizes = {*_SIZE.findall(name)}, {*_SIZE.findall(other)}
-    is_resized = not (sizes <= its_sizes or its_sizes <= sizes)
-    return "near" if is_related and not is_resized else "other"
-
-
-def _family(model: str) -> tuple[str, str]:
-    """The publisher and the first word of a model's name."""
-    word = re.split(r"[^a-z]", plain_name(model), maxsplit=1)[0]
-    return model.lower().partition("/")[0], word
+    return "near" if is_related and (sizes <= its_sizes or its_sizes <= sizes) else "other"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specserve.errors import FactError, quoted, system_reason
 from specserve.files import open_regular
-from specserve.models.facts import BITS, CONFIG, ModelFacts, ModelFile, Origin, Tensor
+from specserve.models.facts import BITS, CONFIG, TOKENIZER, ModelFacts, ModelFile, Origin, Tensor
 from specserve.models.jsonfile import parse_object, read_object
 
 GENERATION = "generation_config.json"
@@ -24,13 +25,25 @@ _INDEX = {
 _OF_TRAINING = ("training_args.", "optimizer.", "scheduler.", "scaler.")
 _SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
 
+Tensors = Mapping[str, Tensor]
+_Result = TypeVar("_Result")
+
 
 def is_small(name: str) -> bool:
     """Whether it is a file of the configuration or the tokenizer, which is read as a whole."""
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in _SMALL)
 
 
-def list_files(folder: Path) -> dict[str, ModelFile]:
+def at_once(work: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
+    """The results in order; after an error or Ctrl-C, what still runs is not waited for."""
+    pool = ThreadPoolExecutor(8)
+    try:
+        return list(pool.map(work, names))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _list_files(folder: Path) -> dict[str, ModelFile]:
     """The regular files of a directory by name, without those further below. Raises FactError."""
     files = {}
     try:
@@ -48,9 +61,7 @@ def list_files(folder: Path) -> dict[str, ModelFile]:
     return dict(sorted(files.items()))
 
 
-def weight_files(
-    names: Iterable[str], *, read_index: Callable[[str], Mapping[str, Any]]
-) -> tuple[str, ...]:
+def _weight_files(names: Iterable[str], folder: Path) -> tuple[str, ...]:
     """The safetensors files, else the .bin or .pt files, that vLLM loads; absent ones too.
 
     Absent are those of an index that are not there. Raises FactError for an index that is none.
@@ -59,7 +70,7 @@ def weight_files(
     for pattern, index in _INDEX.items():
         found = [name for name in top if fnmatchcase(name, pattern)]
         if index in top and (found or pattern == "*.safetensors"):
-            mapping = read_index(index).get("weight_map")
+            mapping = read_object(folder / index, where=index).get("weight_map")
             listed = mapping.values() if isinstance(mapping, dict) else ()
             if not listed or not all(isinstance(name, str) and "/" not in name for name in listed):
                 raise FactError(f"`{index}` has no `weight_map` from tensors to files beside it")
@@ -69,9 +80,6 @@ def weight_files(
     weights = [name for name in top if not name.startswith(_OF_TRAINING)]
     by_type = ([name for name in weights if name.endswith(end)] for end in (".bin", ".pt"))
     return tuple(next(filter(None, by_type), ()))
-
-
-Tensors = Mapping[str, Tensor]
 
 
 def read_header(path: Path) -> Tensors:
@@ -95,9 +103,7 @@ def read_header(path: Path) -> Tensors:
     return tensors_of(content, name=name, room_bytes=size - 8 - length)
 
 
-def tensors_of(
-    entries: Mapping[str, Any], *, name: str, room_bytes: int | None
-) -> dict[str, Tensor]:
+def tensors_of(entries: Mapping[str, Any], *, name: str, room_bytes: int | None) -> Tensors:
     """The tensors of a header's entries. Raises FactError.
 
     `room_bytes`: what stands behind the header, and may not be less than what the tensors take.
@@ -125,53 +131,47 @@ def read_folder(
     model: str,
     origin: Origin,
     *,
-    need_config: bool = True,
     files: Mapping[str, ModelFile] | None = None,
-    read_headers: Callable[[list[str]], Iterable[Tensors | FactError]] | None = None,
+    read: Callable[[str], Tensors] | None = None,
 ) -> ModelFacts:
     """The facts of a directory. Raises FactError without one, or without a readable configuration.
 
-    `files`: those of a model whose small files alone lie there; `read_headers`: what its weight
-    files say of themselves, in their order; `need_config`: False for a mere tokenizer.
+    What has a tokenizer and no weights needs no configuration. `files`: those of a model whose
+    small files alone lie there; `read`: the header of one of its weight files.
     """
     place = model if files else str(folder)
-    files = list_files(folder) if files is None else files
-    broken = dict[str, str]()  # a lock holds this: it knows no folder of this machine
+    files = _list_files(folder) if files is None else files
+    broken = dict[str, str]()
+    generation, weights = None, tuple[str, ...]()
+    try:
+        weights = _weight_files(files, folder)
+    except FactError as error:
+        broken[_INDEX["*.safetensors"]] = error.message
+    if CONFIG not in files and (weights or TOKENIZER not in files):
+        cause = "unsupported" if "params.json" in files else "broken"  # Mistral's own format
+        hint = "check that it is a model, and whole"
+        raise FactError(f"`{place}` has no {CONFIG}", hint=hint, cause=cause)
+    config = read_object(folder / CONFIG, where=f"{place}/{CONFIG}") if CONFIG in files else {}
+    try:
+        if GENERATION in files:
+            generation = read_object(folder / GENERATION, where=GENERATION)
+    except FactError as error:
+        broken[GENERATION] = error.message
 
     def header(name: str) -> Tensors | FactError:
         try:
-            return read_header(folder / name)
+            return read(name) if read else read_header(folder / name)
         except FactError as error:
             return error
 
-    def content(name: str) -> Mapping[str, Any]:
-        return read_object(folder / name, where=name)
-
-    if CONFIG not in files and need_config:
-        if "params.json" in files:
-            text = f"`{place}` has params.json of Mistral's own and no {CONFIG}"
-            raise FactError(text, cause="unsupported")
-        raise FactError(f"`{place}` has no {CONFIG}", hint="check that it is a model, and whole")
-    config = read_object(folder / CONFIG, where=f"{place}/{CONFIG}") if CONFIG in files else {}
-    generation, weights = None, tuple[str, ...]()
-    try:
-        generation = content(GENERATION) if GENERATION in files else None
-    except FactError as error:
-        broken[GENERATION] = error.message
-    try:
-        weights = weight_files(files, read_index=content)
-    except FactError as error:
-        broken[_INDEX["*.safetensors"]] = error.message
     names = [name for name in weights if name.endswith(".safetensors") and name in files]
-    tensors: dict[str, Tensor] | None = {} if names and len(names) == len(weights) else None
-    headers = read_headers(names) if read_headers else map(header, names)
-    for name, said in zip(names, headers, strict=True):
+    tensors, is_known = dict[str, Tensor](), 0 < len(names) == len(weights)
+    for name, said in zip(names, at_once(header, names), strict=True):
         if isinstance(said, FactError):
-            broken[name], tensors = said.message, None
-        elif tensors is not None:
-            tensors.update(said)
-    if tensors and not all(tensor.dtype in BITS for tensor in tensors.values()):
-        tensors = None
+            broken[name], is_known = said.message, False
+        else:
+            tensors |= said
+    is_known = is_known and all(tensor.dtype in BITS for tensor in tensors.values())
     broken |= {name: f"`{name}` is missing" for name in weights if name not in files}
     empty = [name for name in weights if name in files and files[name].size_bytes == 0]
     broken |= {name: f"`{name}` is empty" for name in empty}
@@ -181,7 +181,7 @@ def read_folder(
         config,
         generation_config=generation,
         files=files,
-        tensors=tensors,
+        tensors=tensors if is_known else None,
         weight_files=weights,
         broken=broken,
     )

@@ -11,33 +11,45 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specserve import __version__
 from specserve.errors import FactError
 from specserve.files import write_whole
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.folder import Tensors, is_small, read_folder, read_header, tensors_of
+from specserve.models.folder import Tensors, at_once, is_small, read_folder, tensors_of
 from specserve.models.jsonfile import read_regular
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
 """Stays free on the disk, for logs and the like."""
-_AT_ONCE = 8
 _DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash", "dspark")
 """Tags that authors of drafts give their repositories; the first is that of the library."""
 NOT_READ = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 """What no launch reads; of the other weights it reads one kind."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_REFUSALS = {
+    "GatedRepoError": (
+        "gated",
+        "it is gated, and the Hub gave you no access",
+        "accept the licence on its page, then run `hf auth login` or set HF_TOKEN",
+    ),
+    "RevisionNotFoundError": (
+        "not_found",
+        "the Hub has no such revision",
+        "name a branch, a tag or a commit",
+    ),
+    "RepositoryNotFoundError": (
+        "not_found",
+        "the Hub has no such repository, or does not show it to you",
+        "check the name; a private repository needs HF_TOKEN, or `hf auth login`",
+    ),
+}
+"""By the library's error: our cause, what is said, and what can be done."""
 
 
 def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
@@ -85,17 +97,7 @@ def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Path | No
     return folder if COMMIT.fullmatch(commit) and folder.is_dir() else None
 
 
-def _is_there(path: Path, file: ModelFile) -> bool:
-    """Whether a file lies there, in the size that the Hub says."""
-    try:
-        return path.stat().st_size == (file.size_bytes or path.stat().st_size)
-    except (OSError, ValueError):
-        return False
-
-
-def read_from_hub(
-    model: str, *, revision: str | None = None, need_config: bool = True
-) -> ModelFacts:
+def read_from_hub(model: str, *, revision: str | None = None) -> ModelFacts:
     """What the Hub says of a revision: small files as a whole, weight files by their headers.
 
     Small files go into the Hub cache, where no branch leads to them: vLLM would take them for a
@@ -113,27 +115,16 @@ def read_from_hub(
             for name in sorted(sizes)
         }
 
-        def header(name: str) -> Tensors | FactError:
+        def header(name: str) -> Tensors:
             try:
-                if _is_there(folder / name, files[name]):
-                    return read_header(folder / name)
                 found = api.parse_safetensors_file_metadata(model, name, revision=info.sha)
-                entries = {key: vars(entry) for key, entry in found.tensors.items()}
-                # less than the header is long may be missing: the library does not tell its length
-                return tensors_of(entries, name=name, room_bytes=sizes[name])
             except SafetensorsParsingError as error:
-                return FactError(f"the header of `{name}` cannot be read: {error}")
-            except FactError as error:
-                return error
+                raise FactError(f"the header of `{name}` cannot be read: {error}") from error
+            entries = {key: vars(entry) for key, entry in found.tensors.items()}
+            # less than the header is long may be missing: the library does not tell its length
+            return tensors_of(entries, name=name, room_bytes=sizes[name])
 
-        facts = read_folder(
-            folder,
-            model,
-            "hub",
-            need_config=need_config,
-            files=files,
-            read_headers=lambda names: _at_once(header, names),
-        )
+        facts = read_folder(folder, model, "hub", files=files, read=header)
         return replace(facts, revision=revision, commit=info.sha)
 
 
@@ -145,24 +136,19 @@ def current_commit(model: str, *, revision: str | None = None) -> str:
         return str(_info(model, revision).sha)
 
 
-def derived_drafts(target: str) -> list[tuple[str, str | None, str | None]]:
+def derived_drafts(target: str) -> list[tuple[str, str | None]]:
     """The models that name the target as their base and are tagged as drafts, by name.
 
-    Each with its licence and the day of its last change. Raises FactError.
+    Each with the day of its last change. Raises FactError.
     """
-    found = {}
+    current_commit(target)  # for a list, the library would ask a Hub that is away for 24 s
+    found = dict[str, str | None]()
     with _asking(target):
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        with suppress(RepositoryNotFoundError):
-            _info(target, None)  # for a list, the library would ask a Hub that is away for 24 s
         for tag in _DRAFT_TAGS:
             for info in _api().list_models(filter=[f"base_model:{target}", tag], limit=50):
-                words = (each.partition(":") for each in info.tags or ())
-                license = next((value for key, _, value in words if key == "license"), None)
                 date = info.last_modified.date().isoformat() if info.last_modified else None
-                found[info.id] = (info.id, license, date)
-    return [found[name] for name in sorted(found)]
+                found[info.id] = date
+    return sorted(found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +173,13 @@ def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
     """What is to be fetched of a model that was read on the Hub."""
     commit, weights = str(facts.commit), facts.weight_files
     folder = _repository(facts.model, cache) / "snapshots" / commit
-    files = {
-        name: file
-        for name, file in facts.files.items()
-        if name in weights or not any(fnmatchcase(name, each) for each in (*NOT_READ, *_WEIGHTS))
-    }
-    missing = tuple(name for name, file in files.items() if not _is_there(folder / name, file))
-    return ModelDownload(facts.model, commit, facts.revision, folder, files, missing)
+    files, missing = dict[str, ModelFile](), list[str]()
+    for name, file in facts.files.items():
+        if name in weights or not any(fnmatchcase(name, each) for each in (*NOT_READ, *_WEIGHTS)):
+            files[name], path = file, folder / name
+            size = os.path.getsize(path) if os.path.exists(path) else None  # noqa: PTH110, PTH202 - any name
+            missing += [name] if size is None or size != (file.size_bytes or size) else []
+    return ModelDownload(facts.model, commit, facts.revision, folder, files, tuple(missing))
 
 
 def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None:
@@ -223,11 +209,10 @@ def fetch_files(download: ModelDownload, *, cache: Path) -> None:
             write_whole(ref, commit, mode=0o644)
 
 
-def _api() -> HfApi:
+def _api() -> Any:
     from huggingface_hub import HfApi
 
-    endpoint = os.environ.get("HF_ENDPOINT")
-    return HfApi(endpoint, library_name="specserve", library_version=__version__)
+    return HfApi(os.environ.get("HF_ENDPOINT"))
 
 
 def _info(model: str, revision: str | None) -> Any:
@@ -236,56 +221,35 @@ def _info(model: str, revision: str | None) -> Any:
     at, timeout = revision or "main", constants.HF_HUB_DOWNLOAD_TIMEOUT
     info = _api().model_info(model, revision=at, files_metadata=True, timeout=timeout)
     if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
-        text = f"`{model}`: the Hub answers without a commit, or without files"
-        raise FactError(text, cause="unreachable")
+        raise ValueError("it answers without a commit, or without files")
     return info
 
 
 def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> None:
     """Downloads these files. `snapshot_download` would note all others as missing offline."""
     get = _api().hf_hub_download
-    _at_once(lambda name: get(model, name, revision=commit, cache_dir=cache), list(names))
-
-
-def _at_once(work: Callable[[str], Any], names: list[str]) -> list[Any]:
-    """The results in order; after an error or Ctrl-C, what still runs is not waited for."""
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    try:
-        return list(pool.map(work, names))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    at_once(lambda name: get(model, name, revision=commit, cache_dir=cache), names)
 
 
 @contextmanager
 def _asking(model: str, revision: str | None = None) -> Iterator[None]:
-    """Makes the library's errors ours, with the model in front; its own words stay unsaid."""
-    from huggingface_hub import errors
+    """Makes the library's errors ours, with the model in front."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
-    at = f" at `{revision}`" if revision and not COMMIT.fullmatch(revision) else ""
     try:
         yield
     except FactError:
         raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        cause = "gated"
-        if isinstance(error, errors.GatedRepoError) or status == 403:
-            text = "it is gated, and the Hub gave you no access"
-            hint = "accept the licence on its page, then run `hf auth login` or set HF_TOKEN"
-        elif isinstance(error, errors.RevisionNotFoundError):
-            cause, text = "not_found", "the Hub has no such revision"
-            hint = "name a branch, a tag or a commit"
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            cause, text = "not_found", "the Hub has no such repository, or does not show it to you"
-            hint = "check the name; a private repository needs HF_TOKEN, or `hf auth login`"
-        else:
-            cause, name = "unreachable", type(error).__name__
-            words = f"cannot be asked: {next(iter(str(error).strip().splitlines()), name)}"
-            if "header value" in words:  # it would show the token
-                words = "cannot be asked: the token has characters that no HTTP header can hold"
-            text = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} {words}"
-            hint = "check the network and HF_ENDPOINT, or use `--offline`"
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        if "header value" in said:  # it would show the token
+            said = "the token has characters that no HTTP header can hold"
+        away = f"the Hub at {os.environ.get('HF_ENDPOINT') or 'huggingface.co'} cannot be asked"
+        name = "GatedRepoError" if status == 403 else type(error).__name__
+        unreachable = "unreachable", f"{away}: {said}", "check the network, or use `--offline`"
+        cause, text, hint = _REFUSALS.get(name, unreachable)
+        at = f" at `{revision}`" if revision and not COMMIT.fullmatch(revision) else ""
         raise FactError(f"`{model}`{at}: {text}", hint=hint, cause=cause) from None

@@ -38,10 +38,7 @@ def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        problem = str(error)
-        if data.startswith(b"version https://git-lfs"):
-            problem = "it is a Git LFS pointer, and the file itself was not downloaded"
-        raise FactError(f"{where} is not valid JSON: {problem}") from error
+        raise FactError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise FactError(f"{where} is not a JSON object")
     return value

@@ -30,15 +30,9 @@ class Lock:
     models: tuple[ModelFacts, ...]
     created: str
     """The day, such as 2026-01-31."""
-    specserve: str
 
     def find(self, model: str, *, revision: str | None = None) -> ModelFacts | None:
-        """The facts of a model that a profile names, by its revision there or by the commit."""
-        entry = self.entry(model, revision)
-        return replace(entry, model=model, revision=revision) if entry else None
-
-    def entry(self, model: str, revision: str | None) -> ModelFacts | None:
-        """The same as it is recorded: with the revision that was asked for when it was locked."""
+        """The entry of a model that a profile names, by its revision there or by the commit."""
         place = os.path.abspath(model)  # noqa: PTH100 - links stay links
         for entry in self.models:
             if is_path(entry.model):  # a directory has no revisions
@@ -56,9 +50,8 @@ def is_path(model: str) -> bool:
 
 def lock_path(profile_file: str) -> Path | None:
     """`demo.lock.json` beside `demo.yaml`; None for stdin."""
-    if profile_file == "-":
-        return None
-    return Path(os.path.abspath(profile_file)).with_suffix(".lock.json")  # noqa: PTH100 - links stay links
+    file = Path(os.path.abspath(profile_file))  # noqa: PTH100 - links stay links
+    return None if profile_file == "-" else file.with_suffix(".lock.json")
 
 
 def read_lock(file: Path) -> Lock | None:
@@ -69,8 +62,7 @@ def read_lock(file: Path) -> Lock | None:
         content = read_object(file, where=file.name)
         if content["version"] != VERSION:
             raise ValueError(f"its format is not version {VERSION}")
-        models = tuple(map(_facts, content["models"]))
-        return Lock(file, models, str(content["created"]), str(content["specserve"]))
+        return Lock(file, tuple(map(_facts, content["models"])), str(content["created"]))
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error, FactError) as error:
         lacks = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         text = f"`{file.name}` is not a valid lock: {lacks}"
@@ -82,14 +74,9 @@ def _facts(entry: Mapping[str, Any]) -> ModelFacts:
     commit, packed = entry["commit"], entry["tensors"]
     if commit is not None and not COMMIT.fullmatch(commit):
         raise ValueError(f"the commit of `{entry['model']}` is not 40 hexadecimal digits")
-    tensors: dict[str, Tensor] | None = None
-    if packed is not None:
-        listed = json.loads(zlib.decompress(base64.b64decode(packed)))
-        tensors = {name: Tensor(dtype, tuple(shape)) for name, (dtype, shape) in listed.items()}
-    files = {
-        name: ModelFile(file.get("size"), file.get("sha256"))
-        for name, file in entry["files"].items()
-    }
+    listed = json.loads(zlib.decompress(base64.b64decode(packed))) if packed is not None else {}
+    tensors = {name: Tensor(dtype, tuple(shape)) for name, (dtype, shape) in listed.items()}
+    files = {name: ModelFile(size, digest) for name, (digest, size) in entry["files"].items()}
     return ModelFacts(
         model=str(entry["model"]),
         origin="lock",
@@ -98,9 +85,8 @@ def _facts(entry: Mapping[str, Any]) -> ModelFacts:
         commit=commit,
         generation_config=entry["generation_config"],
         files=files,
-        tensors=tensors,
+        tensors=tensors if packed is not None else None,
         weight_files=tuple(entry["weight_files"]),
-        broken=dict(entry["broken"]),
     )
 
 
@@ -108,32 +94,27 @@ def _entry(facts: ModelFacts) -> dict[str, Any]:
     """The facts in JSON's types, the same for the same model on every machine."""
     tensors = {name: [each.dtype, each.shape] for name, each in (facts.tensors or {}).items()}
     packed = base64.b64encode(zlib.compress(json.dumps(tensors, sort_keys=True).encode(), 9))
-    files: dict[str, dict[str, Any]] = {}
-    for name, file in facts.files.items():
-        values = {"size": file.size_bytes, "sha256": file.sha256}
-        files[name] = {key: value for key, value in values.items() if value is not None}
     return {
         "model": facts.model,
         "revision": facts.revision,
         "commit": facts.commit,
         "config": dict(facts.config),
         "generation_config": facts.generation_config,
-        "files": files,
+        "files": _digests(facts),
         "weight_files": list(facts.weight_files),
         "tensors": None if facts.tensors is None else packed.decode(),
-        "broken": dict(facts.broken),
     }
 
 
-def lock_text(models: Iterable[ModelFacts], *, created: str, specserve: str) -> str:
+def _digests(facts: ModelFacts) -> dict[str, list[str | int | None]]:
+    """SHA-256 and size of each file, where they are known."""
+    return {name: [file.sha256, file.size_bytes] for name, file in facts.files.items()}
+
+
+def lock_text(models: Iterable[ModelFacts], *, created: str) -> str:
     """The lock as it is written: the same text for the same models on every machine."""
-    sorted_models = sorted(models, key=lambda facts: (facts.model, facts.revision or ""))
-    content = {
-        "version": VERSION,
-        "created": created,
-        "specserve": specserve,
-        "models": list(map(_entry, sorted_models)),
-    }
+    listed = sorted(models, key=lambda facts: (facts.model, facts.revision or ""))
+    content = {"version": VERSION, "created": created, "models": list(map(_entry, listed))}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
@@ -160,8 +141,8 @@ def identity(facts: ModelFacts) -> str:
     """What a model is, wherever it lies: Hub id and commit, or the hash of its files' hashes."""
     if facts.commit:
         return f"{facts.model}@{facts.commit}"
-    content = {name: [file.sha256, file.size_bytes] for name, file in facts.files.items()}
-    return f"sha256:{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}"
+    content = json.dumps(_digests(facts), sort_keys=True)
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +166,7 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         return Drift(path, "unlocked", model)
     if entry.commit is None:
         try:
-            facts = read_folder(Path(model), model, "directory", need_config=False)
+            facts = read_folder(Path(model), model, "directory")
             old, new = entry.files, hashed(facts).files
             names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
             files = tuple(f"`{name}` differs from the lock" for name in names)

@@ -25,35 +25,31 @@ def read_model(
     revision: str | None = None,
     folder: Path | None = None,
     offline: bool = False,
-    need_config: bool = True,
 ) -> ModelFacts:
     """What is known of a model: its configuration, its files, its tensors.
 
     A model that lies in the Hub cache with its weights is read from there, without asking the Hub.
-    `folder`: where a relative path starts, by default the current directory; `need_config`: False
-    for what has a tokenizer and perhaps no model.
-
-    Raises FactError for a model that cannot be had, and for broken files.
+    `folder`: where a relative path starts, by default the current directory. Raises
+    FactError for a model that cannot be had, and for broken files.
     """
     place = local_path(model, folder=folder)
     if place is not None:
         if place.is_file():
             text = f"`{model}` is a file: specserve reads directories of models"
             raise FactError(text, cause="unsupported")
-        found = read_folder(place, model, "directory", need_config=need_config)
-        return replace(found, revision=revision)
+        return replace(read_folder(place, model, "directory"), revision=revision)
     refuse_no_hub_id(model, revision=revision)
     known = None
     if snapshot := find_snapshot(model, revision=revision, cache=hub_cache()):
         with suppress(FactError):  # no more than the rest of a download
-            known = read_folder(snapshot, model, "cache", need_config=need_config)
+            known = read_folder(snapshot, model, "cache")
             known = replace(known, revision=revision, commit=snapshot.name)
     is_alone = offline or is_offline()
     is_complete = known and known.weight_files and {*known.weight_files} <= known.files.keys()
-    if known and (is_complete or not need_config or is_alone):
+    if known and (is_complete or (is_alone and known.config)):
         return known
     if not is_alone:
-        return read_from_hub(model, revision=revision, need_config=need_config)
+        return read_from_hub(model, revision=revision)
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
     hint = "with the Hub, `specserve lock PROFILE` records it; `specserve pull PROFILE` fetches it"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from specserve import __version__
 from specserve.errors import FactError, UsageError
 from specserve.files import write_named
 from specserve.models.facts import ModelFacts
@@ -187,8 +186,11 @@ def lock_profile(
         if key not in read or (not use.tokenizer_only and not read[key].config):
             tell(f"reading {use.model}")
             read[key] = _read_today(use, offline=offline)
-    models = {key: _entry(facts, key, _recorded(profile, key[0], file)) for key, facts in read.items()}
-    return _write(file, tuple(models.values()))
+    named = (
+        replace(facts, model=_recorded(profile, model, file), revision=revision)
+        for (model, revision), facts in read.items()
+    )
+    return _write(file, tuple(map(hashed, named)))
 
 
 def _key(use: ModelUse) -> _Key:
@@ -198,21 +200,12 @@ def _key(use: ModelUse) -> _Key:
 
 def _read_today(use: ModelUse, *, offline: bool) -> ModelFacts:
     """A model as it is now: of the Hub the commit that the revision has today, whatever the cache holds."""
-    need_config = not use.tokenizer_only
     if local_path(use.model) is None and not offline:
         refuse_no_hub_id(use.model, revision=use.revision)
         if not is_offline():
-            return read_from_hub(use.model, revision=use.revision, need_config=need_config)
+            return read_from_hub(use.model, revision=use.revision)
     offline = offline or is_offline()
-    return read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
-
-
-def _entry(facts: ModelFacts, key: _Key, name: str) -> ModelFacts:
-    """The facts as they are locked: no word of where on this machine they were read."""
-    place = local_path(key[0])
-    prefix = f"{place}/" if place is not None else "\0"
-    broken = {file: why.replace(prefix, "") for file, why in facts.broken.items()}
-    return hashed(replace(facts, model=name, revision=key[1], broken=broken))
+    return read_model(use.model, revision=use.revision, offline=offline)
 
 
 def _recorded(profile: Profile, model: str, file: Path) -> str:
@@ -241,12 +234,10 @@ def _write(file: Path, models: tuple[ModelFacts, ...]) -> Locked:
     """Leaves a lock that says the same as it is, so that its date is that of the last change."""
     with suppress(FactError):
         old = read_lock(file)
-        if old and file.read_text(encoding="utf-8") == lock_text(
-            models, created=old.created, specserve=old.specserve
-        ):
+        if old and file.read_text(encoding="utf-8") == lock_text(models, created=old.created):
             return Locked(file, models, changed=False)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    write_named(file, lock_text(models, created=today, specserve=__version__))
+    write_named(file, lock_text(models, created=today))
     return Locked(file, models, changed=True)
 
 
@@ -259,14 +250,14 @@ def drifts_from(profile: Profile, lock: Lock, *, ask_hub: bool) -> tuple[Drift, 
     for use in model_uses(profile):
         key = (use.model, use.revision)
         if key not in seen:
-            entry = lock.entry(use.model, use.revision)
+            entry = lock.find(use.model, revision=use.revision)
             seen[key] = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
     return tuple(drift for drift in seen.values() if drift)
 
 
 def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
     """The models of a lock that its profile does not name any more."""
-    used = [lock.entry(use.model, use.revision) for use in model_uses(profile)]
+    used = [lock.find(use.model, revision=use.revision) for use in model_uses(profile)]
     return tuple(entry.model for entry in lock.models if entry not in used)
 
 

@@ -87,7 +87,7 @@ def downloads(profile: Profile, *, tell: Callable[[str], None] = lambda _: None)
                 f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set", hint=hint, cause="offline"
             )
         tell(f"asking for {use.model}")
-        facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
+        facts = read_from_hub(use.model, revision=use.revision)
         download = plan_download(facts, cache=cache_of(profile))
         if use.path in by_branch:
             download = replace(download, revision=None)

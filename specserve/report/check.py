@@ -15,11 +15,6 @@ from specserve.report.findings import remark, render
 from specserve.report.page import Items, Section, text_lines
 from specserve.report.text import GIB, Column, Table, answer_line, count
 
-_TOKENIZERS = {
-    "padding_only": "identical but for padding",
-    "overlap": "different",
-    "not_checked": "not compared",
-}
 _BASES = {
     "vllm": "vLLM's own planner",
     "headers": "the bytes of the safetensors headers, divided",
@@ -97,8 +92,8 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             words.append(f"{what} costs {memory.draft_cost}")
     if verdict.tokenizer:
-        found = verdict.tokenizer.verdict
-        words.append(f"tokenizers {_TOKENIZERS.get(found, found)}")
+        found = verdict.tokenizer.verdict.replace("not_checked", "not compared")
+        words.append(f"tokenizers {found}")
     return words
 
 

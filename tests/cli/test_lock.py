@@ -66,10 +66,9 @@ def test_a_lock_has_commits_hashes_and_shapes(clone: Path) -> None:
     assert (head["commit"], head["revision"]) == ("b" * 40, "v1")
     assert (draft["commit"], draft["config"]) == (None, CONFIG)
     weights = draft["files"]["model.safetensors"]
-    assert weights == {"size": len(safetensors())}
-    assert set(target["files"]["model.safetensors"]) == {"size"}
-    assert set(draft["files"]["modeling.py"]) == {"sha256", "size"}
-    assert set(target["files"]["config.json"]) == {"size"}  # the commit speaks for the rest
+    assert weights == [None, len(safetensors())]
+    assert all(draft["files"]["modeling.py"])
+    assert target["files"]["config.json"][0] is None  # the commit speaks for it
     known = read_lock(clone.with_suffix(".lock.json"))
     tensors = known.models[1].tensors if known else None
     assert tensors and tensors["model.layers.1.mlp.up_proj.weight"] == Tensor("BF16", (32, 8))
@@ -81,18 +80,6 @@ def test_two_clones_get_the_same_lock(clone: Path, tmp_path: Path) -> None:
     assert lock(clone, other) == 0
     assert clone.with_suffix(".lock.json").read_bytes() == other.with_suffix(".lock.json").read_bytes()
     assert str(tmp_path) not in clone.with_suffix(".lock.json").read_text()
-
-
-def test_what_is_wrong_with_a_file_is_said_without_the_place_on_this_machine(
-    clone: Path, tmp_path: Path
-) -> None:
-    draft = clone.parents[1] / "models" / "draft"
-    (draft / "generation_config.json").write_text("{")
-    (draft / "model.safetensors").write_bytes(b"short")
-    assert lock(clone) == 0
-    text = clone.with_suffix(".lock.json").read_text()
-    assert "`generation_config.json` is not valid JSON" in text and "truncated" in text
-    assert str(tmp_path) not in text
 
 
 def test_a_configuration_of_odd_characters_can_be_locked(clone: Path) -> None:

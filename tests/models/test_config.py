@@ -43,7 +43,7 @@ def test_what_is_no_whole_number_is_an_error_that_names_the_key(value: Any) -> N
 
 
 def test_a_whole_number_is_that_of_the_first_key() -> None:
-    assert integer({"a": None, "b": 2.0, "c": 3}, "a", "b", "c") == 2
+    assert integer({"a": None, "b": 2, "c": 3}, "a", "b", "c") == 2
     assert integer({}, "a", default=7) == 7
     assert integer({"a": 0}, "a", least=0) == 0
     with pytest.raises(FactError, match="`a` is missing"):

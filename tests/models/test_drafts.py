@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.models.drafts import Draft, as_of, catalogue, drafts_for
+from specserve.models.drafts import AS_OF, Draft, catalogue, drafts_for
 from specserve.models.families import plain_name
 from specserve.vllm.speculation import METHODS
 
@@ -19,7 +19,7 @@ def test_no_draft_stands_there_twice_and_the_page_says_how_many_there_are() -> N
     keys = Counter((entry.target, entry.model, entry.method) for entry in catalogue())
     assert max(keys.values()) == 1
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "drafts.md").read_text(encoding="utf-8")
-    assert f"{len(keys)} drafts for {len({target for target, *_ in keys})} targets, as of {as_of()}" in page
+    assert f"{len(keys)} drafts for {len({target for target, *_ in keys})} targets, as of {AS_OF}" in page
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -37,7 +37,7 @@ def lock(tmp_path: Path) -> Lock:
         entry("org/tok", C),
         entry("./local", None),
     )
-    return Lock(tmp_path / "p.lock.json", models, "2026-01-31", "0.1.0")
+    return Lock(tmp_path / "p.lock.json", models, "2026-01-31")
 
 
 DRAFT = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"

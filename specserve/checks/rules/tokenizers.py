@@ -9,7 +9,7 @@ from specserve.checks.rules.revisions import is_hub_id
 
 if TYPE_CHECKING:
     from specserve.models.families import TokenizerFamily
-    from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
+    from specserve.models.tokenizercompare import TokenizerComparison
 
 OFTEN = 0.02
 """Share of the ids: from here on, most drafts end early."""
@@ -88,12 +88,12 @@ def unequal_vocabularies(variant: Variant) -> Violations:
         if target != draft:
             yield _of_families(variant, target_family, draft_family, _refusal(target, draft))
         return
-    if (mapped := _compared(variant, mapped=True)) and (mapped.overlap or 1) < KEPT:
-        share = f"the vocabularies share {mapped.shared_tokens or 0:,} tokens"
+    if (mapped := _compared(variant, mapped=True)) and mapped.overlap < KEPT:
+        share = f"the vocabularies share {mapped.shared_tokens:,} tokens"
         yield variant.violation(
             "model",
             f"{share}, and the draft can propose no others",
-            label=f"{mapped.overlap or 0:.0%} of its tokens are in the target's vocabulary",
+            label=f"{mapped.overlap:.0%} of its tokens are in the target's vocabulary",
             related={variant.at(KEY): "keeps the shared tokens only"},
             help="use a draft that is closer to the target, or a method such as `ngram`",
             severity=WARNING,
@@ -101,12 +101,13 @@ def unequal_vocabularies(variant: Variant) -> Violations:
     found = _compared(variant)
     if found is None or _same_size(found) or _overrides_size(variant):
         return  # overrides change the sizes that config.json states
+    equal = ("the tokens are equal",) if found.verdict == "identical" else ()
     yield variant.violation(
         "model",
         "draft and target have vocabularies of different sizes",
         label=f"{found.draft_vocab_size:,} entries",
         related={"target.model": f"{found.target_vocab_size:,} entries"},
-        notes=(_refusal(found.target_vocab_size, found.draft_vocab_size), *found.reasons),
+        notes=(_refusal(found.target_vocab_size, found.draft_vocab_size), *equal),
         help=_way_out(found),
     )
 
@@ -121,10 +122,10 @@ def _refusal(target: int | None, draft: int | None) -> str:
 def _way_out(found: TokenizerComparison) -> str:
     """What to do about sizes that differ, by what the tokens are."""
     size = f"{found.target_vocab_size:,}"
-    if found.verdict == "padding_only":
+    if found.verdict == "identical":
         return f"take a draft of the same family with {size} entries, or {_GREEDY}"
-    if found.verdict == "overlap":
-        kept = f"{found.shared_tokens or 0:,} tokens"
+    if found.verdict == "different" and found.overlap >= KEPT:
+        kept = f"{found.shared_tokens:,} tokens"
         return f"take a draft with the target's tokenizer; {_GREEDY} would keep {kept}"
     return (
         f"take a draft with the target's tokenizer and {size} entries, or a method such as `ngram`"
@@ -137,19 +138,19 @@ def foreign_token_ids(variant: Variant) -> Violations:
     if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
         yield _of_families(variant, *clash)
     found = _compared(variant)
-    if found is None or not _same_size(found):
+    if found is None or found.first_difference is None or not _same_size(found):
         return
-    if found.verdict in ("overlap", "incompatible"):
-        is_error = found.differing_share is not None and found.differing_share >= OFTEN
-        yield variant.violation(
-            "model",
-            f"{_ids(found.differing_ids)} the draft",
-            label=_here(found.first_difference),
-            related=_there(found.first_difference),
-            notes=found.reasons,
-            help="use a draft that was trained with the target's tokenizer, and of its kind",
-            severity=ERROR if is_error else WARNING,
-        )
+    count, (index, ours, theirs) = found.differing_ids, found.first_difference
+    ids = "one id means another token" if count == 1 else f"{count:,} ids mean other tokens"
+    yield variant.violation(
+        "model",
+        f"{ids} to the draft",
+        label=f"id {index} is {_shown(theirs)}",
+        related={"target.model": f"id {index} is {_shown(ours)}"},
+        notes=(f"`{KEY}` would keep {found.shared_tokens:,} tokens",),
+        help="use a draft that was trained with the target's tokenizer, and of its kind",
+        severity=ERROR if found.differing_share >= OFTEN else WARNING,
+    )
 
 
 def _shown(token: str | None) -> str:
@@ -158,17 +159,3 @@ def _shown(token: str | None) -> str:
         return "nothing"
     text = token if len(token) <= 40 else token[:37] + "..."
     return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
-
-
-def _here(first: TokenDifference | None) -> str:
-    return f"id {first.id} is {_shown(first.draft)}" if first else ""
-
-
-def _there(first: TokenDifference | None) -> dict[str, str]:
-    return {"target.model": f"id {first.id} is {_shown(first.target)}" if first else ""}
-
-
-def _ids(count: int | None) -> str:
-    if count is None:
-        return "ids mean other tokens to"
-    return "one id means another token to" if count == 1 else f"{count:,} ids mean other tokens to"

@@ -80,7 +80,7 @@ def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServ
     }
     base = "base_model:org/target"
     hub.add("org/target", target)
-    hub.add("team/head", write_model(tmp_path / "head", config=head), tags=(base, "eagle3", "license:mit"))
+    hub.add("team/head", write_model(tmp_path / "head", config=head), tags=(base, "eagle3"))
     hub.add("team/finetuned", write_model(tmp_path / "finetuned"), tags=(base, "eagle"))
     hub.add("team/other", write_model(tmp_path / "other", config=head), tags=("base_model:org/x", "eagle3"))
 
@@ -88,7 +88,7 @@ def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServ
 
     assert [each.draft.model for each in found.drafts] == ["team/head", None, None]
     one = found.drafts[0].draft
-    assert (one.method, one.license, one.sources[0].date) == ("eagle3", "mit", "2026-11-01")
+    assert (one.method, one.sources[0].date) == ("eagle3", "2026-11-01")
     paths = [request.path for request in hub.requests if request.path.startswith("/api/models?")]
     assert paths and all("limit=50" in path for path in paths)
 
