@@ -12,7 +12,7 @@ from specserve.memory.inputs import MemoryInputs
 from specserve.memory.kv import kv_cache
 from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen_bytes
 from specserve.memory.weights import draft_bytes, per_gpu, target_weights
-from specserve.models.config import quantization_of, text_config
+from specserve.models.config import text_config
 from specserve.models.layers import is_rough
 
 Basis = Literal["vllm", "headers", "published"]
@@ -20,8 +20,6 @@ MemoryVerdict = Literal["fit", "tight", "unknown", "does_not_fit"]
 """unknown: only because the size of a draft, or the KV cache of an architecture, is not known."""
 _SERVER = 1.0 * GIB
 """The CPU engine's other processes: API server and engine core, half a GiB each."""
-_MARLIN = (8, 0)
-"""The first compute capability that takes FP8 weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class MemoryEstimate:
     """At least so many requests have a block for their states; None: nobody needs one."""
     notes: tuple[str, ...]
     draft_cost: DraftCost | None = None
-    fixes: Mapping[str, int | str] = field(default_factory=dict)
+    fixes: Mapping[str, int] = field(default_factory=dict)
     """Settings of the profile with which it fits, or may fit, by dotted path: each alone."""
 
 
@@ -152,8 +150,9 @@ def _by_sizes(inputs: MemoryInputs) -> MemoryEstimate:
     """The estimate without its fixes, and without what the draft costs."""
     kv, rooms, notes, doubt = None, list[_Room](), tuple[str, ...](), ""
     stages, config, band = inputs.pipeline_parallel_size, inputs.target.config, reserve(inputs)
-    mine = per_gpu(target_weights(inputs), inputs, config, stages=stages)
-    drafted = draft_bytes(inputs)
+    budget = inputs.machine.accelerator.total_bytes * inputs.gpu_memory_utilization
+    mine = int(per_gpu(target_weights(inputs), inputs, config, stages=stages))
+    drafted = int(draft_bytes(inputs))
     models = [facts for facts in (inputs.target, inputs.draft) if facts]
     if inputs.unknown_draft:
         doubt = f"the size of `{inputs.unknown_draft}` is not known"
@@ -164,9 +163,7 @@ def _by_sizes(inputs: MemoryInputs) -> MemoryEstimate:
     except FactError as error:
         notes, doubt = (error.message,), "the KV cache of this architecture is not known"
     for beside in (band.high, band.low):
-        left = inputs.kv_cache_memory_bytes
-        if left is None:
-            left = int(inputs.total_bytes * inputs.gpu_memory_utilization - mine - drafted - beside)
+        left = inputs.kv_cache_memory_bytes or int(budget - mine - drafted - beside)
         if kv is None or not kv.layers:
             rooms.append(_Room(left, left > 0, concurrency=inputs.max_num_seqs if kv else 0.0))
             continue
@@ -176,8 +173,7 @@ def _by_sizes(inputs: MemoryInputs) -> MemoryEstimate:
         starts = left >= (kv.request_bytes(16) if inputs.is_auto_length else each)
         rooms.append(_Room(left, starts, int(most * inputs.max_model_len), most, states))
     basis: Basis = "published" if any(each.tensors is None for each in models) else "headers"
-    weights = (int(mine), int(drafted))
-    return _conclude(inputs, weights, rooms, basis=basis, doubt=doubt, notes=notes)
+    return _conclude(inputs, (mine, drafted), rooms, basis=basis, doubt=doubt, notes=notes)
 
 
 def _conclude(
@@ -189,7 +185,7 @@ def _conclude(
     doubt: str = "",
     notes: tuple[str, ...] = (),
 ) -> MemoryEstimate:
-    total, fixed = inputs.total_bytes, inputs.kv_cache_memory_bytes
+    total, fixed = inputs.machine.accelerator.total_bytes, inputs.kv_cache_memory_bytes
     low, high = rooms
     verdict, reason = _verdict(inputs, sum(weights), low, high)
     if verdict == "fit" and doubt:
@@ -220,7 +216,7 @@ def _verdict(
     inputs: MemoryInputs, weights: int, low: _Room, high: _Room
 ) -> tuple[MemoryVerdict, str]:
     """What both ends of the band say, and why it is no fit."""
-    total, fixed = inputs.total_bytes, inputs.kv_cache_memory_bytes
+    total, fixed = inputs.machine.accelerator.total_bytes, inputs.kv_cache_memory_bytes
     share = total * inputs.gpu_memory_utilization
     if fixed is not None and weights + fixed > total:
         return "does_not_fit", f"weights of {gib(weights)} and a KV cache of {gib(fixed)} exceed it"
@@ -253,29 +249,23 @@ def _between(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _fixes(inputs: MemoryInputs, found: MemoryEstimate) -> dict[str, int | str]:
-    """A shorter context, fewer requests, more GPUs of this machine or FP8, each estimated anew."""
+def _fixes(inputs: MemoryInputs, found: MemoryEstimate) -> dict[str, int]:
+    """A shorter context, fewer requests or more GPUs of this machine, each estimated anew."""
     heads = text_config(inputs.target.config).get("num_attention_heads")
-    tp, most = 2 * inputs.tensor_parallel_size, inputs.machine.count
-    can_divide = isinstance(heads, int) and heads % tp == 0
-    is_plain = not (inputs.quantization or quantization_of(inputs.target.config))
-    capability = inputs.machine.accelerator.compute_capability or (0, 0)
+    tp, seqs = 2 * inputs.tensor_parallel_size, found.state_blocks or inputs.max_num_seqs // 4
+    divides = isinstance(heads, int) and heads % tp == 0
+    is_there = tp * inputs.pipeline_parallel_size <= inputs.machine.count
     length = int(found.kv_cache_tokens.low or found.kv_cache_tokens.high) // 256 * 256
-    seqs = found.state_blocks or inputs.max_num_seqs // 4
-    tried: dict[str, Any] = {}
-    if 0 < length < inputs.max_model_len:
-        tried["target.max_model_len"] = length
-    if 0 < seqs < inputs.max_num_seqs:
-        tried["engine.max_num_seqs"] = seqs
-    if can_divide and tp * inputs.pipeline_parallel_size <= most:
-        tried["target.tensor_parallel_size"] = tp
-    if is_plain and capability >= _MARLIN:
-        tried["target.quantization"] = "fp8"
+    tried = {
+        "target.max_model_len": length * (length < inputs.max_model_len),
+        "engine.max_num_seqs": seqs * (seqs < inputs.max_num_seqs),
+        "target.tensor_parallel_size": tp * (divides and is_there),
+    }
     fixes = {}
     for path, value in tried.items():
         with suppress(FactError):
             changed: dict[str, Any] = {path.partition(".")[2]: value}
-            verdict = _by_sizes(replace(inputs, **changed)).verdict
+            verdict = _by_sizes(replace(inputs, **changed)).verdict if value > 0 else "unknown"
             if verdict in ("fit", "tight") and verdict != found.verdict:
                 fixes[path] = value
     return fixes

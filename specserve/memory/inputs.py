@@ -71,11 +71,6 @@ class MemoryInputs:
         each = self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
         return -(-each // self.machine.nodes)
 
-    @property
-    def total_bytes(self) -> int:
-        """The memory of one accelerator, or of the host if the CPU serves."""
-        return self.machine.accelerator.total_bytes
-
 
 def memory_inputs(
     profile: Profile,
@@ -91,7 +86,16 @@ def memory_inputs(
     keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
     known = context_length(text_config(target.config))
     length = _whole(asked.max_model_len) or known or ASSUMED
-    tokens, seqs = _batch(profile, machine, version, length=length)
+    if is_cpu:
+        ranks = asked.tensor_parallel_size * asked.pipeline_parallel_size
+        tokens, seqs = (each * ranks for each in CPU_DEFAULTS)
+    else:
+        kind = machine.accelerator
+        tokens, seqs = batch_defaults(
+            version, gpu=kind.name, gpu_bytes=kind.total_bytes, capability=kind.compute_capability
+        )
+    seqs = _whole(engine.get("max_num_seqs")) or seqs
+    tokens = _whole(engine.get("max_num_batched_tokens")) or min(tokens, seqs * length)
     fixed = kv_cache_bytes(engine, profile.env if is_cpu else {})
     share = engine.get("gpu_memory_utilization")
     share = share if isinstance(share, int | float) and 0 < share <= 1 else None
@@ -127,21 +131,6 @@ def memory_inputs(
         unknown_draft=speculation.model if speculation and draft is None else None,
         uncounted=tuple(name for name in _MAKES_ROOM if engine.get(name)),
     )
-
-
-def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs), by vLLM's API server where the profile sets none."""
-    engine, target, kind = profile.engine, profile.target, machine.accelerator
-    ranks = target.tensor_parallel_size * target.pipeline_parallel_size
-    if machine.is_cpu:
-        tokens, seqs = (each * ranks for each in CPU_DEFAULTS)
-    else:
-        size, capability = kind.total_bytes, kind.compute_capability
-        tokens, seqs = batch_defaults(
-            version, gpu=kind.name, gpu_bytes=size, compute_capability=capability
-        )
-    seqs = _whole(engine.get("max_num_seqs")) or seqs
-    return _whole(engine.get("max_num_batched_tokens")) or min(tokens, seqs * length), seqs
 
 
 def _whole(value: Any) -> int | None:

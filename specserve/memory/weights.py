@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,13 +19,13 @@ def target_weights(inputs: MemoryInputs) -> Weights:
 
 def draft_bytes(inputs: MemoryInputs) -> float:
     """Bytes of the draft on each GPU of the last stage. Raises FactError if they are not known."""
-    if (draft := inputs.draft) is not None:
-        weights = weights_of(draft, dtype=inputs.dtype, is_head=inputs.method != "draft_model")
-        return per_gpu(weights, inputs, draft.config)
-    if inputs.method == "mtp" and inputs.unknown_draft is None:
-        weights = weights_of(inputs.target, dtype=inputs.dtype, is_mtp=True)
-        return per_gpu(weights, inputs, inputs.target.config)
-    return 0.0
+    facts = inputs.draft
+    if facts is None and (inputs.method != "mtp" or inputs.unknown_draft is not None):
+        return 0.0
+    is_mtp, facts = facts is None, facts or inputs.target
+    is_head = not is_mtp and inputs.method != "draft_model"
+    weights = weights_of(facts, dtype=inputs.dtype, is_head=is_head, is_mtp=is_mtp)
+    return per_gpu(weights, inputs, facts.config)
 
 
 def per_gpu(
@@ -34,9 +33,15 @@ def per_gpu(
 ) -> float:
     """Bytes on the fullest GPU."""
     tp, text = inputs.tensor_parallel_size, text_config(config)
-    replicas = inputs.data_parallel_size
-    ranks = Ranks(tp, replicas, keeps_experts_whole=inputs.enable_expert_parallel)
-    experts = weights.experts * _mxfp4_padding(inputs, config) / ranks.experts
+    ranks = Ranks(tp, inputs.data_parallel_size, keeps_experts_whole=inputs.enable_expert_parallel)
+    experts, words = weights.experts / ranks.experts, repr(dict(quantization_of(config))).lower()
+    is_mxfp4 = "mxfp4" in words or ("fp4" in words and "e8m0" in words)
+    if is_mxfp4 and not inputs.machine.is_cpu:
+        # kernels round the hidden size up to 256, the inner one to 64: public logs of gpt-oss
+        width = 1 if inputs.enable_expert_parallel else tp
+        inner = integer(text, "moe_intermediate_size", "intermediate_size") / width
+        hidden = integer(text, "hidden_size")
+        experts *= 256 * -(-hidden // 256) / hidden * (64 * -(-inner // 64) / inner)
     shared = weights.shared / (1 if ranks.copies_shared_expert else tp)
     count = integer(text, *LAYER_COUNT, default=1, least=0)
     part = -(-count // stages) / max(count, 1)
@@ -45,20 +50,3 @@ def per_gpu(
     encoders = weights.encoders / (1 if model_family(text) == "gemma4_text" else tp)
     layers = (weights.layers / tp + shared + experts + weights.whole) * part
     return layers + table / tp + encoders * inputs.has_encoders
-
-
-def _mxfp4_padding(inputs: MemoryInputs, config: Mapping[str, Any]) -> float:
-    """Bytes of an expert in MXFP4 on its GPUs for each one of the checkpoint; else 1.
-
-    Triton, on Hopper, rounds the hidden size up to 256 and the inner one to 64, as public logs of
-    gpt-oss show; Marlin and TRT-LLM to 256 and 128, the CPU to 32.
-    """
-    words = repr(dict(quantization_of(config))).lower()
-    if "mxfp4" not in words and not ("fp4" in words and "e8m0" in words):
-        return 1.0
-    text, capability = text_config(config), inputs.machine.accelerator.compute_capability or (0, 0)
-    ranks = 1 if inputs.enable_expert_parallel else inputs.tensor_parallel_size
-    inner = integer(text, "moe_intermediate_size", "intermediate_size") / ranks
-    steps = (32, 32) if inputs.machine.is_cpu else (256, 64) if capability[0] == 9 else (256, 128)
-    sizes = zip((integer(text, "hidden_size"), inner), steps, strict=True)
-    return math.prod(step * -(-size // step) / size for size, step in sizes)

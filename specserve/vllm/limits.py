@@ -12,7 +12,7 @@ CPU_DEFAULTS = (2048, 128)
 
 
 def batch_defaults(
-    version: str, *, gpu: str, gpu_bytes: int, compute_capability: tuple[int, int] | None
+    version: str, *, gpu: str, gpu_bytes: int, capability: tuple[int, int] | None
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on such GPUs.
 
@@ -20,7 +20,7 @@ def batch_defaults(
     """
     if gpu_bytes >= 160 * 2**30:
         return 16384, 1024
-    is_small = "a100" in gpu.lower() or (compute_capability == (12, 1) and at(SMALL_GB10, version))
+    is_small = "a100" in gpu.lower() or (capability == (12, 1) and at(SMALL_GB10, version))
     return (8192, 1024) if gpu_bytes >= 70 * 2**30 and not is_small else (2048, 256)
 
 
