@@ -61,12 +61,11 @@ def render(
     if output is None:
         print_files(artifacts, target=to)
     elif check:
-        stale = targets.stale(artifacts, output, target=to)
+        stale = targets.stale(artifacts, output)
         raise typer.Exit(say_stale(stale, output, total=len(artifacts)))
     else:
         changed = targets.put(artifacts, output)
-        found = targets.stale(artifacts, output, target=to)
-        say_written(artifacts, output, changed=changed, found=found)
+        say_written(artifacts, output, changed=changed)
     for line in targets.caveats(made, to):
         say(line)
 
@@ -77,7 +76,6 @@ def _deployment(
     """The deployment of a profile or an alternative, cleared by the rules, without secrets."""
     from specserve.checks.prepare import prepare, refuse_secrets
     from specserve.deploy.deployment import deployment
-    from specserve.deploy.weights import locked_bytes
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
@@ -87,10 +85,4 @@ def _deployment(
     wanted = LaunchOptions(settings, alternative, vllm=version, starts=False, whole=True)
     source, plan = prepare(path, wanted, notices=StderrNotices())
     refuse_secrets(source)
-    return deployment(
-        source,
-        version=version,
-        platform=plan.platform,
-        image=image,
-        weights_bytes=locked_bytes(source),
-    )
+    return deployment(source, version=version, platform=plan.platform, image=image)

@@ -1,1 +1,1 @@
-"""A launch plan as files for production: one module per target, each a pure function. Starts nothing."""
+"""From a profile to the files of a deployment: compose, Kubernetes, systemd, Ray, SGLang."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specserve.deploy.deployment import (
-    HOME_NOTE,
     MODELS,
     USER_NOTE,
     Deployment,
@@ -26,7 +25,7 @@ Object = dict[str, Any]
 
 
 def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str | None) -> Object:
-    """Return vLLM's container. `leader`, `index`: what stands for node 0's address and a node's number."""
+    """Return vLLM's container. `leader`, `index`: for node 0's address and a node's number."""
     words = list(plan.argv)
     if index is not None:
         words[value_at(plan, "node_rank")] = Reference(index)
@@ -34,14 +33,16 @@ def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str
     if leader is not None and at is not None:
         words[at] = Reference(leader)
     container = {
-        **_container("vllm", made, words[:2], words[2:], volumes=("cache", "home", "tmp", "shm", "models")),
+        **_container(
+            "vllm", made, words[:2], words[2:], volumes=("cache", "home", "tmp", "shm", "models")
+        ),
         "env": _environment(made, plan),
         "resources": _resources(made),
     }
     if made.mounts:
         container["workingDir"] = Commented("paths in the arguments are seen from here", MODELS)
     if plan.answers:
-        pause = "until no new request comes in: the Service forgets a pod a moment after it is asked to stop"
+        pause = "the Service forgets a pod a moment after it is asked to stop"
         container["ports"] = [{"name": "http", "containerPort": plan.port}]
         container |= _probes(made)
         sleep = {"exec": {"command": ["sleep", _PRE_STOP_S]}}
@@ -59,7 +60,9 @@ def _container(
 ) -> Object:
     """What every container has: no privilege, and nothing to write but the volumes."""
     paths = {"cache": CACHE, "home": made.image.home, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  # in a container
-    mounts: list[Object] = [{"name": one, "mountPath": path} for one, path in paths.items() if one in volumes]
+    mounts: list[Object] = [
+        {"name": one, "mountPath": path} for one, path in paths.items() if one in volumes
+    ]
     if made.mounts and "models" in volumes:
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
     confined = {
@@ -80,11 +83,13 @@ def _container(
 
 def pod(made: Deployment, container: Object) -> Object:
     """Return the pod around a server."""
-    links = "a Service called vllm would set VLLM_PORT in every pod, and vLLM dies of it (vllm-project/vllm#34199)"
+    links = (
+        "a Service called vllm would set VLLM_PORT, and vLLM dies of it (vllm-project/vllm#34199)"
+    )
     spec: Object = {
         "enableServiceLinks": Commented(links, False),
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": Commented(made.grace_from, made.grace_s),
+        "terminationGracePeriodSeconds": made.grace_s,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": Commented(USER_NOTE, made.image.uid),
@@ -95,10 +100,14 @@ def pod(made: Deployment, container: Object) -> Object:
         },
     }
     if not made.is_cpu:
-        spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        spec["tolerations"] = [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        ]
         accelerator = made.profile.hardware and made.profile.hardware.accelerator
         if accelerator:
-            which = f"if your nodes have different GPUs, select those with {accelerator} by their label"
+            which = (
+                f"if your nodes have different GPUs, select those with {accelerator} by their label"
+            )
             note = f"{which}, in your own kustomization"
             spec["nodeSelector"] = Commented(note, {})
     if staged := _stagers(made):
@@ -107,7 +116,7 @@ def pod(made: Deployment, container: Object) -> Object:
 
 
 def _literal(text: str) -> str:
-    """A text in which Kubernetes replaces nothing: in words and values it takes `$(NAME)` for a variable, `$$` for `$`.
+    """A text in which Kubernetes replaces nothing: there `$(NAME)` is a variable, `$$` is `$`.
 
     Source: third_party/forked/golang/expansion/expand.go of kubernetes.
     """
@@ -115,21 +124,18 @@ def _literal(text: str) -> str:
 
 
 def _stagers(made: Deployment) -> list[Object]:
-    """What runs before vLLM: each repository is downloaded, each folder looked for."""
+    """What runs before vLLM: each repository is downloaded."""
     env = [*_variables({"HOME": made.image.home, "HF_HOME": CACHE}), _TOKEN]
-    found = [
+    return [
         {
-            **_container(f"stage-{one.step}", made, staging(one), volumes=("cache", "home", "tmp", "models")),
+            **_container(
+                f"stage-{one.step}", made, staging(one), volumes=("cache", "home", "tmp", "models")
+            ),
             "env": env,
             "resources": {"requests": {"cpu": "1", "memory": "2Gi"}},
         }
         for one in made.downloads
     ]
-    if made.mounts:
-        look = ["ls", "-d", *(f"{MODELS}/{mount.name}" for mount in made.mounts)]
-        resources = {"resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
-        found.append(_container("look-for-models", made, look, volumes=("models",)) | resources)
-    return found
 
 
 def _variables(values: Mapping[str, str]) -> list[Any]:
@@ -148,13 +154,11 @@ _TOKEN = _secret("HF_TOKEN", "huggingface", "token", "for gated models: ", optio
 
 def _volumes(made: Deployment) -> list[Any]:
     memory = {"medium": "Memory", "sizeLimit": f"{made.shm_gib}Gi"}
-    cache: Object = {"emptyDir": {}}
-    if made.downloads:
-        cache = {"persistentVolumeClaim": {"claimName": f"{made.name}-cache"}}
+    cache = {"persistentVolumeClaim": {"claimName": f"{made.name}-cache"}}
     counted = "NCCL and vLLM's message queues; what is used of it counts as memory of the pod"
     found: list[Any] = [
         {"name": "cache", **cache},
-        Commented(HOME_NOTE, {"name": "home", "emptyDir": {}}),
+        {"name": "home", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
         Commented(counted, {"name": "shm", "emptyDir": memory}),
     ]
@@ -181,10 +185,12 @@ def _resources(made: Deployment) -> Any:
     per_node = made.ranks_per_node
     if made.is_cpu:
         text = "assumed: weights, KV cache and 2 GiB more; processors decide the speed"
-        return Commented(text, {"requests": {"cpu": str(2 * per_node), "memory": f"{8 * per_node}Gi"}})
+        return Commented(
+            text, {"requests": {"cpu": str(2 * per_node), "memory": f"{8 * per_node}Gi"}}
+        )
     gpus = {"nvidia.com/gpu": str(per_node)}
     requests = {"cpu": str(2 + 2 * per_node), "memory": f"{16 + 16 * per_node}Gi", **gpus}
-    text = "processors and memory are assumed; weights pass through the page cache, which counts as memory"
+    text = "assumed; weights pass through the page cache, which counts as memory"
     return Commented(text, {"requests": requests, "limits": gpus})
 
 

@@ -14,13 +14,6 @@ from specserve.vllm.facts import RAY_PIN
 
 _VERSION = f"Its nodes need ray[serve,llm] and this vLLM; {RAY_PIN}."
 _OWN = frozenset({"model", "nnodes", "node_rank", "master_addr", "master_port"})
-_TYPES = {
-    "H100-80GB": "H100", "H100-94GB": "H100", "H200-141GB": "H200", "H20-96GB": "H20", "B200-180GB": "B200",
-    "B300-288GB": "B300", "GB200-186GB": "GB200", "A100-40GB": "A100", "A100-80GB": "A100", "A10-24GB": "A10G",
-    "L4-24GB": "L4", "L40S-48GB": "L40S", "RTX-PRO-6000-96GB": "RTX-PRO-6000", "V100-16GB": "V100",
-    "V100-32GB": "V100", "T4-16GB": "T4",
-}  # fmt: skip
-"""Ray's names of accelerators. Source: ray/util/accelerators/accelerators.py 2.55."""
 
 
 def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
@@ -43,16 +36,13 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
             "health_check_timeout_s": 30,
         },
     }
-    accelerator = _TYPES.get((made.profile.hardware and made.profile.hardware.accelerator) or "")
-    if accelerator:
-        config["accelerator_type"] = accelerator
-    elif made.is_cpu:
+    if made.is_cpu:
         config["accelerator_config"] = {"kind": "cpu"}
     variables = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
     for name, value in variables.items():
         if re.search(r"\$[\w{]", value):  # ray/_private/utils.py, `update_envs`
             raise UsageError(
-                f"{made.profile.span(f'env.{name}')}: Ray would replace what follows `$` in `{name}`",
+                f"{made.profile.span(f'env.{name}')}: Ray would replace `$…` in `{name}`",
                 hint="leave the variable out, and set it on the nodes",
             )
     if variables:
@@ -74,13 +64,15 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
 
 def _engine(made: Deployment) -> dict[str, Any]:
     kwargs = {key: value for key, value in made.plan.engine_kwargs.items() if key not in _OWN}
-    kwargs |= {key: jsonable(value) for key, value in made.profile.frontend.items() if value is not None}
+    kwargs |= {
+        key: jsonable(value) for key, value in made.profile.frontend.items() if value is not None
+    }
     kwargs["distributed_executor_backend"] = "ray"
     return {key: _inside(value) for key, value in kwargs.items()}
 
 
 def _inside(value: Any) -> Any:
-    """The value with the folder of models in the place of the dot: a Ray actor works in a folder of its own."""
+    """The value with MODELS in the place of the dot: a Ray actor works in a folder of its own."""
     if isinstance(value, dict):
         return {key: _inside(item) for key, item in value.items()}
     return f"{MODELS}/{value[2:]}" if isinstance(value, str) and value.startswith("./") else value
@@ -88,14 +80,18 @@ def _inside(value: Any) -> Any:
 
 def _source(made: Deployment) -> Any:
     source = _inside(made.profile.target.model)
-    return Commented(f"{MODELS} of every node must hold {made.mounted}", source) if made.mounts else source
+    return (
+        Commented(f"{MODELS} of every node must hold {made.mounted}", source)
+        if made.mounts
+        else source
+    )
 
 
 def _head(made: Deployment) -> str:
     lines = [made.head, "", "On a Ray cluster that runs: serve deploy serve.yaml", _VERSION]
     if made.downloads:
         lines.append(
-            "Each node downloads the models; HF_TOKEN, if they are gated, comes from its environment."
+            "Each node downloads the models; its environment has HF_TOKEN, if they are gated."
         )
     if any(isinstance(value, FromEnv) for value in made.plan.env.values()):
         lines.append("Ray's ingress takes no API key: keep it behind a proxy that does.")

@@ -1,9 +1,10 @@
-"""systemd: one unit per node, with the exact command, a wait until it answers, and little that it may touch."""
+"""systemd: one unit per node, which waits until vLLM answers and may touch little."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from specserve.deploy.deployment import Artifact, Deployment, in_one_line, staging
 from specserve.errors import CONTROL
@@ -39,7 +40,9 @@ def systemd(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     """Return the unit, or one per node."""
     if made.nodes == 1:
         return (_unit(made, made.plan, name=made.name),)
-    return tuple(_unit(made, plan, name=f"{made.name}-node{rank}") for rank, plan in enumerate(made.ranks))
+    return tuple(
+        _unit(made, plan, name=f"{made.name}-node{rank}") for rank, plan in enumerate(made.ranks)
+    )
 
 
 def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
@@ -69,6 +72,8 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         "DynamicUser=yes",
         f"CacheDirectory={name}",
         f"WorkingDirectory={_MODELS if made.mounts else f'%C/{name}'}",
+        "# nvcc and ninja, with which vLLM compiles kernels",
+        f"Environment=PATH={Path(PROGRAM).parent}:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin",
         *_environment(made, plan, name=name),
         *(f"ExecStartPre={command}" for command in staged),
         f"ExecStart={PROGRAM} {' '.join(words[1:])}",
@@ -77,7 +82,6 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
         "KillMode=mixed",
-        f"# {made.grace_from}",
         f"TimeoutStopSec={made.grace_s}",
         "# always, not on-failure: vLLM ends with code 0 even if its engine was killed",
         "Restart=always",
@@ -101,7 +105,7 @@ def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
         "",
         f"sudo cp {name}.service /etc/systemd/system/ && sudo systemctl daemon-reload",
         f"sudo systemctl enable --now {name}",
-        "vLLM must be in /opt/vllm: a virtual environment, or a symbolic link to one",
+        "Needs curl, and vLLM in /opt/vllm: a virtual environment, or a symbolic link to one",
     ]
     if made.mounts:
         lines.append(f"{_MODELS} must hold {made.mounted}")
@@ -116,7 +120,9 @@ def _environment(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
     if made.devices and not made.is_cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, made.devices))
     lines = [f"Environment=HOME=%C/{name}", f"Environment=HF_HOME=%C/{name}/huggingface"]
-    lines += [f"Environment={_word(f'{key}={value}', dollar=False)}" for key, value in variables.items()]
+    lines += [
+        f"Environment={_word(f'{key}={value}', dollar=False)}" for key, value in variables.items()
+    ]
     if made.downloads and made.may_be_offline:
         lines.append("Environment=HF_HUB_OFFLINE=1")
     secrets = {key: value.name for key, value in plan.env.items() if isinstance(value, FromEnv)}
@@ -131,7 +137,7 @@ def _environment(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
 
 
 def _wait(made: Deployment) -> str:
-    """A script by which `systemctl start` returns when the server answers, and fails if it died before."""
+    """A script by which `systemctl start` returns when the server answers or has died."""
     url = shlex.quote(f"{made.scheme}://{made.reached_host}:{made.plan.port}/health")
     insecure = " -k" if made.scheme == "https" else ""
     ask = f"curl -fsS{insecure} -m 5 -o /dev/null {url} 2>/dev/null"
@@ -139,7 +145,7 @@ def _wait(made: Deployment) -> str:
 
 
 def _word(text: str, *, dollar: bool = True) -> str:
-    """One word of a unit, as it is written: systemd knows quotes, escapes, `%` and, in commands, `$` of its own."""
+    """One word of a unit: systemd knows quotes, escapes, `%` and, in commands, `$`."""
     escaped = _specifier(text).replace("$", "$$") if dollar else _specifier(text)
     if _SAFE.fullmatch(escaped):
         return escaped

@@ -1,4 +1,4 @@
-"""How large the models of a deployment are on disk: by the lock, or by what is published of them."""
+"""How large the models of a deployment are on disk."""
 
 from __future__ import annotations
 
@@ -7,34 +7,23 @@ from specserve.plan.locking import lock_of
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile
 
-
-def locked_bytes(profile: Profile) -> float | None:
-    """Returns what target and draft weigh on disk by the lock beside a profile; None if it does not know both."""
-    lock = lock_of(profile)
-    total = 0
-    for use in model_uses(profile, alternatives=False) if lock else ():
-        facts = lock.find(use.model, revision=use.revision) if lock else None
-        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
-        if use.tokenizer_only:
-            continue
-        if None in sizes:
-            return None
-        total += sum(size or 0 for size in sizes)
-    return total or None
+_UNKNOWN_BYTES = 60e9
 
 
-def published_bytes(profile: Profile) -> tuple[float, str] | None:
-    """Returns what target and draft weigh by what is published of them, and the basis.
+def model_bytes(profile: Profile) -> tuple[float, str]:
+    """Return what target and draft weigh, and where that comes from.
 
-    None if nothing is published of the target.
+    It is the lock's size, or the published one; no local folder is looked at, so that the same
+    profile and lock give the same files everywhere.
     """
-    block = profile.speculation
-    weights = published_weights(profile.target.model, "weights")
-    if weights is None:
-        return None
-    total, words = sum(weights.values()), "by the published size"
-    if block and block.model:
-        drafted = published_weights(block.model, "weights")
-        total += sum((drafted or {}).values())
-        words += "" if drafted else ", without the draft"
-    return total, words
+    uses = [use for use in model_uses(profile, alternatives=False) if not use.tokenizer_only]
+    lock = lock_of(profile)
+    facts = [lock.find(use.model, revision=use.revision) if lock else None for use in uses]
+    sizes = [one.files[name].size_bytes for one in facts if one for name in one.weight_files]
+    if all(facts) and sizes and None not in sizes:
+        return sum(size or 0 for size in sizes), "by the lock"
+    published = [published_weights(use.model, "weights") for use in uses]
+    if not published[0]:
+        return _UNKNOWN_BYTES, "a guess: `specserve lock` records the real size"
+    without = "" if all(published) else ", without the draft"
+    return sum(sum((one or {}).values()) for one in published), f"by the published size{without}"

@@ -76,19 +76,11 @@ def print_files(artifacts: Sequence[Artifact], *, target: str) -> None:
         say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
 
 
-def say_written(
-    artifacts: Sequence[Artifact], folder: Path, *, changed: int, found: Sequence[tuple[str, str]]
-) -> None:
-    """The paths of written files to stdout; to stderr how many changed, and what is left over.
-
-    `found`: files that are not as rendered, and their states.
-    """
+def say_written(artifacts: Sequence[Artifact], folder: Path, *, changed: int) -> None:
+    """The paths of written files to stdout; to stderr how many changed."""
     for one in artifacts:
         out(escaped(str(folder / one.path)))
     say(f"{count(len(artifacts), 'file')}, {changed or 'none'} changed")
-    for path, state in found:
-        if state == "left over":
-            say(f"left over from another rendering: {escaped(str(folder / path))}")
 
 
 def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int) -> int:
@@ -98,7 +90,7 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int) -> 
     if not found:
         say(f"up to date: {count(total, 'file')}")
         return 0
-    cure = "the same command without `--check` renders them; delete what is left over"
+    cure = "the same command without `--check` renders them"
     say(f"{styled('hint', 'cyan')}: {cure}")
     return 1
 

@@ -23,7 +23,6 @@ def made_of(
     file: str | Path,
     *settings: str,
     image: str | None = None,
-    weights_bytes: float | None = None,
     version: str = "0.33",
     alternative: str | None = None,
 ) -> Deployment:
@@ -35,7 +34,6 @@ def made_of(
         version=version,
         platform="cpu" if cpu else "cuda",
         image=image,
-        weights_bytes=weights_bytes,
     )
 
 

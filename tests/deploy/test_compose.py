@@ -1,10 +1,9 @@
-"""Compose: one host, loopback, the exact command, and monitoring on demand."""
+"""Compose: one host, loopback, the exact command."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from specserve.deploy.compose import seen_from
-from specserve.deploy.deployment import Canary, Deployment
+from specserve.deploy.deployment import Deployment
 from specserve.errors import UsageError
 from tests.deploy.conftest import ROOT, files_of, made_of
 from tests.deploy.schema import compose_problems
@@ -48,7 +47,7 @@ def test_it_listens_inside_and_is_published_on_loopback(llama: Deployment) -> No
     service = compose_of(llama)["services"]["vllm"]
     assert service["command"][service["command"].index("--host") + 1] == "0.0.0.0"
     published = [port for one in compose_of(llama)["services"].values() for port in one.get("ports", [])]
-    assert published == ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"]
+    assert published == ["127.0.0.1:8000:8000"]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,7 @@ def test_it_listens_inside_and_is_published_on_loopback(llama: Deployment) -> No
 )
 def test_it_is_published_at_the_address_that_the_profile_names(host: str, address: str) -> None:
     made = made_of(LLAMA, f"server.host={host}", "server.api_key_env=KEY")
-    for one in (made, replace(made, canary=Canary("eagle", 10, made))):
-        services = compose_of(one)["services"]
-        ports = [port for service in services.values() for port in service.get("ports", [])]
-        assert f"{address}:8000:8000" in ports
-        assert all(port == f"{address}:8000:8000" or port.startswith("127.0.0.1:") for port in ports)
+    assert compose_of(made)["services"]["vllm"]["ports"] == [f"{address}:8000:8000"]
 
 
 def test_a_port_that_is_to_be_free_is_one_inside_of_a_container() -> None:
@@ -113,19 +108,6 @@ def test_the_accelerators_are_those_of_the_profile() -> None:
 
     assert devices()["count"] == 4
     assert devices("hardware.devices=[4,5,6,7]")["device_ids"] == ["4", "5", "6", "7"]
-
-
-def test_monitoring_is_there_on_demand_and_finds_what_it_reads(llama: Deployment) -> None:
-    files = files_of("compose", llama)
-    services = yaml.safe_load(files["compose.yaml"])["services"]
-    for name in ("prometheus", "grafana"):
-        assert services[name]["profiles"] == ["monitoring"]
-        for volume in services[name]["volumes"]:
-            source = volume.split(":")[0]
-            assert not source.startswith("./") or any(path.startswith(source[2:] + "/") for path in files)
-    config = yaml.safe_load(files["prometheus/prometheus.yml"])
-    assert config["scrape_configs"][0]["static_configs"][0]["targets"] == ["vllm:8000"]
-    assert all(f"prometheus/{name}" in files for name in config["rule_files"])
 
 
 def test_several_hosts_are_refused_with_a_way_out(two_nodes: Deployment) -> None:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.deploy.deployment import dns_label, official, release
+from specserve.deploy.targets import caveats
 from specserve.errors import UsageError
 from specserve.plan.uses import contained
 from specserve.profile.load import load_profile
 from specserve.profile.schema import fingerprint
-from tests.deploy.conftest import ROOT, made_of
+from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 
@@ -89,3 +90,32 @@ def test_nodes_that_cannot_be_planned_are_refused() -> None:
 
 def test_ray_needs_no_ranks_of_ours() -> None:
     assert made_of(LLAMA, "hardware.nodes=2", "engine.distributed_executor_backend=ray").ranks == ()
+
+
+def test_places_of_the_profiles_host_to_write_to_are_left_out_and_told() -> None:
+    written = ("env.HF_HOME=/data/hf", "env.NOTE=x", "engine.download_dir=/data/models")
+    made = made_of(LLAMA, *written)
+    for target in ("compose", "kubernetes", "systemd"):
+        assert not any("/data/" in text for text in files_of(target, made).values())
+    assert made.plan.fingerprint == fingerprint(load_profile(str(LLAMA), settings=written))
+    (note,) = [line for line in caveats(made, "compose") if "left out" in line]
+    assert "`env.HF_HOME`, `engine.download_dir`" in note
+
+
+def test_adapters_are_mounted_where_the_launch_reads_them() -> None:
+    made = made_of(LLAMA, "engine.enable_lora=true", 'frontend.lora_modules=["sql=/data/sql", "org=org/one"]')
+    words = list(made.plan.argv)
+    at = words.index("--lora-modules")
+    assert words[at + 1 : at + 3] == ["sql=./sql", "org=org/one"]
+    assert [(mount.name, mount.path) for mount in made.mounts] == [("sql", "/data/sql")]
+
+
+@pytest.mark.parametrize("target", ["compose", "kubernetes", "systemd"])
+@pytest.mark.parametrize(
+    "more", [(), ("hardware.nodes=2", "engine.distributed_executor_backend=ray")], ids=["none", "ray"]
+)
+def test_no_node_gets_more_gpus_than_it_has(target: str, more: tuple[str, ...]) -> None:
+    made = made_of(LLAMA, "target.tensor_parallel_size=16", "hardware.count=8", *more)
+    with pytest.raises(UsageError, match="16 GPUs on one node") as caught:
+        files_of(target, made)
+    assert "hardware.nodes" in (caught.value.hint or "")

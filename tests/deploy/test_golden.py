@@ -23,12 +23,10 @@ CASES = [
     ("llama", "kubernetes", "kustomization.yaml"),
     ("llama", "ray", "serve.yaml"),
     ("llama", "systemd", "llama70b-8b.service"),
-    ("demo", "monitoring", "prometheus/prometheus.yml"),
+    ("demo", "monitoring", "prometheus.yml"),
     ("eagle3", "sglang", "launch.sh"),
-    ("pools", "kubernetes", "components/autoscaling/autoscaler.yaml"),
     ("pools", "kubernetes", "components/canary-analysis/analysistemplate.yaml"),
     ("pools", "kubernetes", "components/routes/httproute.yaml"),
-    ("pools", "compose", "proxy/Caddyfile"),
 ]
 
 

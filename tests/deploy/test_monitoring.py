@@ -27,8 +27,8 @@ name: mine
 server: {served_model_name: 'my "model" \\d'}
 speculation: {method: ngram, num_speculative_tokens: 4}
 expect:
-  - {workload: chat, concurrency: 16, min_mean_acceptance_length: 2.2, max_ttft_p99_ms: 800, max_tpot_p99_ms: 30}
-  - {workload: code, concurrency: 4, min_mean_acceptance_length: 3.0, min_acceptance_rate: 0.5, max_ttft_p99_ms: 300}
+  - {workload: chat, concurrency: 16, min_mean_acceptance_length: 2.2}
+  - {workload: code, concurrency: 4, min_mean_acceptance_length: 3.0, min_acceptance_rate: 0.5}
 """
 MakeProfile = Callable[[str], Profile]
 
@@ -83,12 +83,8 @@ def test_a_profiles_promises_become_alerts_the_weakest_of_each_kind(profile: Mak
     assert set(found) == {
         "min_mean_acceptance_length",
         "min_acceptance_rate",
-        "max_ttft_p99_ms",
-        "max_tpot_p99_ms",
     }
     assert ") < 2.2 and" in found["min_mean_acceptance_length"]
-    assert ") > 800 and" in found["max_ttft_p99_ms"]
-    assert "<= 16" in found["max_ttft_p99_ms"]
     assert all('{model_name="my \\"model\\" \\\\d"}' in expression for expression in found.values())
 
 

@@ -44,6 +44,12 @@ def test_a_start_ends_when_it_answers_or_when_it_died(llama: Deployment) -> None
     assert "kill -0 $$MAINPID" in after and after.endswith('exit 1"')
 
 
+def test_vllm_finds_the_compilers_of_its_kernels(llama: Deployment) -> None:
+    assert any(
+        line.startswith("Environment=PATH=/opt/vllm/bin:/usr/local/cuda/bin:") for line in lines_of(llama)
+    )
+
+
 def test_it_may_touch_little(llama: Deployment, demo: Deployment) -> None:
     lines = lines_of(llama)
     for line in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):

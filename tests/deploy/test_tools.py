@@ -42,7 +42,7 @@ def test_kustomize_builds_the_server_and_every_component(
     assert alone.returncode == 0, alone.stderr
     kinds = {document["kind"] for document in yaml.safe_load_all(alone.stdout)}
     workload = "LeaderWorkerSet" if several else "Deployment"
-    assert kinds == {workload, "Service", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget"}
+    assert kinds == {workload, "Service", "NetworkPolicy", "PersistentVolumeClaim"}
     components = sorted({path.split("/")[1] for path in files if path.startswith("components/")})
     overlay = {"resources": ["../base"], "components": [f"../base/components/{name}" for name in components]}
     written(tmp_path, {"all/kustomization.yaml": yaml.safe_dump(overlay)})
@@ -50,10 +50,11 @@ def test_kustomize_builds_the_server_and_every_component(
     assert everything.returncode == 0, everything.stderr
     documents = list(yaml.safe_load_all(everything.stdout))
     kinds = {document["kind"] for document in documents}
-    assert kinds >= {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+    assert kinds >= {"PodMonitor", "PrometheusRule"}
     assert ({"HTTPRoute", "AnalysisTemplate"} <= kinds) == (which == "pools")
     claims = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
-    assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteMany"]]  # pods on several nodes
+    mode = "ReadWriteOnce" if which == "one" else "ReadWriteMany"  # pods on several nodes
+    assert [claim["spec"]["accessModes"] for claim in claims] == [[mode]]
 
 
 def test_kustomize_applies_every_patch_that_the_manual_shows(pools: Deployment, tmp_path: Path) -> None:
@@ -107,12 +108,9 @@ def test_systemd_finds_the_units_confined(llama: Deployment, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("target", ["compose", "monitoring"])
-def test_promtool_takes_the_configuration_and_the_rules(
-    target: str, llama: Deployment, tmp_path: Path
-) -> None:
+def test_promtool_takes_the_configuration_and_the_rules(llama: Deployment, tmp_path: Path) -> None:
     promtool = tool("promtool")
-    folder = written(tmp_path, files_of(target, llama))
-    done = run(promtool, "check", "config", str(folder / "prometheus" / "prometheus.yml"))
+    folder = written(tmp_path, files_of("monitoring", llama))
+    done = run(promtool, "check", "config", str(folder / "prometheus.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rules found" in done.stdout + done.stderr

@@ -2,7 +2,6 @@
 # Rendered by `specserve render --to sglang` from `llama33-70b-eagle3`
 # for SGLang 0.5.23, fingerprint 1bccd07712049d33.
 # Do not edit: change the profile and render again, which overwrites this file.
-# specserve has never started SGLang: measure before you rely on it.
 # - K = 6 is --speculative-num-steps 6 --speculative-eagle-topk 1 --speculative-num-draft-tokens 7;
 #   its draft tokens count the last verified token too
 # - --speculative-use-rejection-sampling: SGLang cannot sample the drafts of a head with a reduced
@@ -12,6 +11,7 @@
 # - `enforce_eager` is --disable-decode-cuda-graph and --disable-prefill-cuda-graph, formerly
 #   --disable-cuda-graph
 # - --enable-metrics: without it SGLang has no /metrics, which vLLM always has
+# specserve has never started SGLang: measure before you rely on it.
 set -eu
 export NCCL_DEBUG=WARN
 exec sglang serve \
