@@ -150,7 +150,7 @@ def _shortened(values: Mapping[str, Any], short: Callable[[str], str]) -> dict[s
         key: short(value) if key in _FILES and isinstance(value, str) else value
         for key, value in values.items()
     }
-    if isinstance(adapters := found.get("lora_modules"), list):  # as `name=path`
+    if isinstance(adapters := found.get("lora_modules"), tuple):  # as `name=path`
         parts = [item.partition("=") if isinstance(item, str) else (item, "", "") for item in adapters]
         found["lora_modules"] = [f"{name}={short(path)}" if sign else name for name, sign, path in parts]
     return found

@@ -80,7 +80,7 @@ def test_convert_overwrites_neither_a_pipe_nor_a_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_the_way", [True, False])
 def test_render_waits_for_no_pipe(in_the_way: bool, tmp_path: Path) -> None:
-    ours = ["prometheus/prometheus.yml", "compose.yaml"] if in_the_way else []
+    ours = ["compose.yaml"] if in_the_way else []
     places = ["notes", "x/old.service", *ours]
     for place in places:
         (tmp_path / place).parent.mkdir(exist_ok=True)
@@ -110,8 +110,8 @@ def test_render_writes_through_no_link(tmp_path: Path) -> None:
     done = specserve(*RENDER, str(folder))
     assert done.returncode == 2 and "was not written by specserve" in done.stderr
     (folder / "compose.yaml").unlink()
-    (folder / "prometheus").symlink_to(theirs)
-    done = specserve(*RENDER, str(folder))
+    (folder / "components").symlink_to(theirs)
+    done = specserve("render", LLAMA, "--to", "kubernetes", "-o", str(folder))
     assert done.returncode == 2 and "is a link to another folder" in done.stderr
     assert listed(theirs) == {"file": b"# specserve, and more\n"}
 
