@@ -29,9 +29,9 @@ def system_reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
-def quoted(text: str) -> str:
+def quoted(text: str, longest: int = 60) -> str:
     """Text of a file for a message: in backticks, short, and harmless to a terminal."""
-    short = text if len(text) <= 60 else text[:60] + "…"
+    short = text if len(text) <= longest else text[:longest] + "…"
     return f"`{CONTROL.sub(lambda match: ascii(match[0])[1:-1], short)}`"
 
 

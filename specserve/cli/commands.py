@@ -131,7 +131,7 @@ def _with_command(arguments: list[str]) -> list[str]:
     if "--" not in arguments or arguments[0] not in _TAKE_A_COMMAND:
         return arguments
     from specserve.convert.command import remember
-    from specserve.convert.invocation import is_command
+    from specserve.convert.launch import is_command
 
     at = arguments.index("--") + 1
     words = arguments[at:]

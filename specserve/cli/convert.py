@@ -12,6 +12,7 @@ from specserve.cli.options import argument, option
 from specserve.errors import UsageError
 
 _OUTPUT = "Write this new file (default: stdout)."
+_PICK = "Convert this launch of several: its service, container or function, or its number."
 _SOURCE = "A script, compose file or Python program, `-` for stdin, or `--` followed by a command."
 
 
@@ -19,14 +20,15 @@ def convert(
     source: Annotated[list[str], argument("FILE", _SOURCE)],
     *,
     output: Annotated[str | None, option("PROFILE", _OUTPUT, "--output", "-o")] = None,
+    pick: Annotated[str | None, option("NAME", _PICK)] = None,
 ) -> None:
     """Turn an old launch (a command, script or program) into a profile.
 
-    convert reads `vllm serve`, api_server, `docker run`, compose files, `LLM(…)` calls and SGLang's
-    flags. It translates or leaves out what vLLM no longer has, and reports each change as a comment
-    in the profile and on stderr. It never executes the source and never writes a secret from it.
-    Exit code 1: the source lacks a value, so the profile lacks it too, or the profile has errors
-    that convert could not fix.
+    convert reads `vllm serve`, api_server, `docker run`, compose files, Kubernetes manifests,
+    `LLM(…)` and `subprocess` calls in Python and SGLang's flags. It translates or leaves out what
+    vLLM no longer has, and reports each change as a comment in the profile and on stderr. It never
+    executes the source and never writes a secret from it. Exit code 1: the source lacks a value, so
+    the profile lacks it too, or the profile has errors that convert could not fix.
 
     \b
     specserve convert serve.sh -o my.yaml
@@ -43,7 +45,7 @@ def convert(
     target = None if output in (None, "-") else output
     if target and os.path.lexists(target):
         raise UsageError(f"`{target}` already exists", hint="name another file, or delete it")
-    given, origin, others = read_source(source)
+    given, origin = read_source(source, pick)
     result = converted(given, origin=origin)
     if target:
         write_named(Path(target), result.text)
@@ -51,4 +53,4 @@ def convert(
         out(result.text)
     # without the values that are not resolved, most rules would err
     findings = list(result.unresolved) or lint_text(result.text, file=target or FILE)
-    raise typer.Exit(1 if say_converted(result, findings, target=target, others=others) else 0)
+    raise typer.Exit(1 if say_converted(result, findings, target=target) else 0)

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from specserve.convert.options import option_strings, options
 from specserve.convert.words import (
+    LONGEST_SHOWN,
     OBJECT,
     UNKNOWN,
     NotJson,
     Word,
+    adds_options,
     finding,
     json_node,
+    parts_if,
     readable,
     repaired_json,
 )
@@ -102,6 +105,9 @@ def parse_options(
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
+        if adds_options(word.text):
+            loose.append((word, None))
+            continue
         if not looks_like_option(word.text, known):
             loose.append((word, found[-1] if found else None))
             continue
@@ -110,7 +116,7 @@ def parse_options(
         most = {"flag": 0, "many": len(words), None: 1 if positional else len(words)}.get(form, 1)
         values = list(option.values)
         while not option.inline and len(values) < most and at < len(words):
-            if looks_like_option(words[at].text, known):
+            if adds_options(words[at].text) or looks_like_option(words[at].text, known):
                 break
             values.append(words[at])
             at += 1
@@ -181,6 +187,11 @@ def command_settings(
     """
     parsed, loose = parse_options(words, known, positional=positional)
     settings = settings_of(parsed, found, unresolved)
+    models = [word for word, before in loose if positional and not (before and "model" in settings)]
+    certain = [word for word in models if not UNKNOWN.search(word.text)]
+    models = certain or (
+        [] if "model" in settings else [word for word in models if not adds_options(word.text)]
+    )
     for word, before in loose:
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
         answer = _ANSWERS.get(word.text.lower()) if switch else None
@@ -191,8 +202,7 @@ def command_settings(
             name = _as_switch(before, value=value)
             text = f"`{before.flag} {word.text}` is `{name}` today: a switch takes no value"
             found.append(finding("SD102", text, word.span, help=f"write `{name}`"))
-        elif positional and not (before and "model" in settings):
-            positional = False
+        elif word in models[:1]:
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
@@ -210,8 +220,11 @@ def command_settings(
 
 
 def left_open(word: Word) -> Finding:
-    """An error about a word that the source does not say."""
-    name = quoted(readable(word.text))
+    """An error about a word that the source does not say, or says under a condition."""
+    if parts := parts_if(word.text):
+        text = f"the source adds {quoted(parts[0], LONGEST_SHOWN)} only if {quoted(parts[1], LONGEST_SHOWN)}"
+        return finding("SD105", text, word.span, help="write it as keys of the profile if it holds")
+    name = quoted(readable(word.text), LONGEST_SHOWN)
     return finding("SD105", f"the source does not say what {name} is", word.span, help="write its value")
 
 
@@ -301,15 +314,15 @@ def _repaired(
 ) -> Node | None:
     """The value of a word that is not JSON, but means some; else None, and an error in `unresolved`."""
     made = repaired_json(word.text)
-    at = min(error.position, max(len(word.text) - 1, 0))
-    span = word.part(at, at + 1).span
+    span = word.span
     if made:
         if not UNKNOWN.search(word.text):
             text = f"the value of `{written}` must be JSON: {quoted(word.text)} becomes {quoted(made)}"
             found.append(finding("SD105", text, span, help=f"write `'{made}'`"))
         return json_node(Word(made, word.span))
     if UNKNOWN.search(word.text):
-        text = f"the source does not say the value of `{written}`: it reads {quoted(readable(word.text))}"
+        reads = quoted(readable(word.text), LONGEST_SHOWN)
+        text = f"the source does not say the value of `{written}`: it reads {reads}"
         unresolved.append(_unread(text, name, span, "write its value"))
     else:
         unresolved.append(_unread(f"the value of `{written}` is not JSON: {error}", name, span, _EXAMPLE))

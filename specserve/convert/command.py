@@ -18,7 +18,7 @@ from specserve.convert.arguments import (
     refused_spellings,
     said_twice,
 )
-from specserve.convert.invocation import STARTS, EngineStart, invocation
+from specserve.convert.launch import STARTS, Launch, invocation
 from specserve.convert.options import argument_names, first_like_newest, options
 from specserve.convert.words import UNKNOWN, Word, argv_words, finding
 from specserve.diagnostics import Finding, Severity, Span
@@ -85,7 +85,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     )
 
 
-def _started(argv: Sequence[Word]) -> EngineStart:
+def _started(argv: Sequence[Word]) -> Launch:
     """The start of vLLM among the words, in the script of a shell too."""
     start = invocation(argv)
     if start is None:
@@ -96,13 +96,11 @@ def _started(argv: Sequence[Word]) -> EngineStart:
             "this command starts SGLang, which specserve does not run",
             hint="run `specserve convert -- …` to turn it into a profile for vLLM",
         )
-    if not start.start.columns:  # of a script: its places are those of the whole text
+    if start.start not in argv:  # of a script: its places are those of the whole text
         whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
         start.words = [replace(word, span=whole) for word in start.words]
         start.start = replace(start.start, span=whole)
-        start.env = {
-            name: word if word.columns else replace(word, span=whole) for name, word in start.env.items()
-        }
+        start.env = {name: replace(word, span=whole) for name, word in start.env.items()}
     return start
 
 
@@ -137,7 +135,7 @@ def _for_versions(profile: Profile) -> Profile:
     return replace(profile, vllm=f">={first[0]}") if first else profile
 
 
-def _open_to_all(profile: Profile, start: EngineStart) -> list[Finding]:
+def _open_to_all(profile: Profile, start: Launch) -> list[Finding]:
     """vLLM listens on every interface where no host is said."""
     if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
         return []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting
-from specserve.convert.command import Sections, as_tree, profile_sections
-from specserve.convert.invocation import EngineStart
+from specserve.convert.command import as_tree, profile_sections
+from specserve.convert.host import on_host, set_hardware
+from specserve.convert.launch import Launch
 from specserve.convert.options import first_like_newest
 from specserve.convert.translate import translated
-from specserve.convert.words import Note, Word, finding, is_placeholder, readable, unresolved
+from specserve.convert.words import LONGEST_SHOWN, Note, Word, finding, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
@@ -43,6 +44,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SGLANG_PORT = 30_000
 _TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
+_OWN_IMAGE = re.compile(r"(docker\.io/)?vllm/vllm-openai:v\d+\.\d+\.0")
 _PUBLISHED = re.compile(r"(?:(\[[^]]*\]|\d+\.[\d.]+):)?(?:(\d+):)?(\d+)(?:/\w+)?")
 
 
@@ -56,7 +58,7 @@ class Converted:
     """Errors about values that the source does not say; none of them stands in the text."""
 
 
-def converted(given: EngineStart, *, origin: str) -> Converted:
+def converted(given: Launch, *, origin: str) -> Converted:
     """The profile of one start of an engine. `origin` names the text.
 
     Raises UsageError if the text names no model.
@@ -66,11 +68,13 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
         raise UsageError(f"{given.what} in {origin} does not specify a model", hint=hint)
     notes: list[Note] = []
     known, versions = _image_table(given, notes)
-    given = translated(given, table=known)
+    given = on_host(translated(given, table=known), known)
     notes += given.notes
-    found = list(map(_missing, given.unresolved))
+    found: list[Finding] = []
     tree = _complete(_tree(given, known, notes), notes, found)
     tree, profile = _cured(tree, known, notes)
+    there = {path for path, _ in tree.walk()}
+    found[:0] = [_missing(finding, there) for finding in given.unresolved]
     tree = _for_versions(tree, profile, versions, notes)
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     notes.sort(key=lambda note: note.line or sys.maxsize)
@@ -88,9 +92,10 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
     return Converted(text, tuple(notes), tuple(found))
 
 
-def _missing(finding: Finding) -> Finding:
+def _missing(finding: Finding, there: Collection[str]) -> Finding:
     """The error with what the profile lacks for it."""
-    lacks = f", so `{finding.span.path}` is missing from the profile" if finding.span.path else ""
+    path = finding.span.path
+    lacks = f", so `{path}` is missing from the profile" if path and path not in there else ""
     return replace(finding, message=_harmless(finding.message) + lacks)
 
 
@@ -119,7 +124,7 @@ def _harmless(text: str) -> str:
     return " ".join(hushed(_PRIVATE_USE.sub("…", readable(text))).splitlines())
 
 
-def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
+def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
@@ -131,7 +136,10 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
-    notes += _use_hardware_nodes(sections, headless)
+    notes += set_hardware(given, sections)
+    if headless:
+        text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
+        notes.append(Note("", text, headless.place.line))
     return as_tree(sections, block and _match_draft_size(block, sections["target"], notes), given.place)
 
 
@@ -187,7 +195,7 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
         if looks_secret(key) or holds_a_secret(key, text):
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
-            message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
+            message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text), LONGEST_SHOWN)}"
             span = replace(node.span, path=path.partition("[")[0])
             found.append(finding("SD105", message, span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
@@ -268,29 +276,31 @@ def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
     return comments
 
 
-def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str | None]:
+def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
     image = given.image
     if image is None:
         return newest(), None
-    tag, name = _TAG.search(image.text), quoted(image.text)
-    text = f"the image {name} does not say which vLLM it has"
+    tag, name = _TAG.search(image.text), quoted(readable(image.text))
+    keep = "" if unresolved(image.text) else f"; `specserve render --image {image.text}` keeps it"
+    text = f"the image {name} does not say which vLLM it has{keep}"
     if given.engine == "sglang":
         text = f"the image {name} is left out: a profile is for vLLM"
     elif tag:
         major, minor = int(tag[1]), int(tag[2])
         found = table(f"{major}.{minor}")
         if found.exact:
-            notes.append(Note("vllm", f"from the image {name}", image.span.line))
+            is_own = _OWN_IMAGE.fullmatch(image.text)
+            notes.append(Note("vllm", f"from the image {name}{'' if is_own else keep}", image.span.line))
             return found, f">={major}.{minor},<{major}.{minor + 1}"
         known = ", ".join(judged_versions(None))
-        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM {known}"
+        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM {known}{keep}"
     notes.append(Note("", text, image.span.line))
     return newest(), None
 
 
 def _keep_on_loopback(
-    server: dict[str, Node], given: EngineStart, settings: Mapping[str, Setting]
+    server: dict[str, Node], given: Launch, settings: Mapping[str, Setting]
 ) -> Iterator[Note]:
     """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
     if given.is_call or "uds" in settings:
@@ -318,26 +328,6 @@ def _keep_on_loopback(
         parts.append(f"clients used port {moved[0]}: write `server: {{port: {moved[0]}}}` to keep it")
     if parts:
         yield Note("server.host", "; ".join(parts), line)
-
-
-def _use_hardware_nodes(sections: Sections, headless: Setting | None) -> Iterator[Note]:
-    """Moves the nodes of vLLM's own executor to `hardware`; `up` then says which of them it starts."""
-    engine, target = sections.get("engine", {}), sections["target"]
-    nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
-    world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
-    is_other = _count(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
-    why = "it starts a worker that answers no requests; convert the first node's command"
-    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not is_other:
-        why = "`up` adds it to every node but the first"
-        sections.setdefault("hardware", {}).update(
-            count=Node(world // _count(nodes), nodes.span), nodes=engine.pop("nnodes")
-        )
-        rank = engine.pop("node_rank", None)
-        command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
-        text = f"from `--nnodes`; the source starts the node of `{command}`"
-        yield Note("hardware.nodes", text, nodes.span.line)
-    if headless:
-        yield Note("", f"`--headless` is left out: {why}", headless.place.line)
 
 
 def _count(node: Node | None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specserve.convert.words import UNKNOWN, Note, Word, placeholder, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, placeholder, unknown, unknown_choice, unknown_if
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _CONTINUED = re.compile(r"(?:\\[ \t]*|(?<=[ \t])[\^`][ \t]*)\r?\n")
-_COMMENT = re.compile(r"(?<=\\\n)[ \t]*#.*\n")
+_QUOTE_IN_BRACKET = re.compile(r"(?<=\[)[!^]?\$?'[^'\n]*'(?=[^\]\n]*\][^\n]*\))")
+"""In a pattern of `case`: Bash reads `[!$' \\t']`, the grammar does not."""
 _PROMPT = re.compile(
     r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])|> +(?=-|.*(?:vllm|sglang|docker|podman)))",
     re.M,
@@ -26,7 +27,10 @@ _PROMPT = re.compile(
 _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
-_MOST_STEPS, _LONGEST_WORD = 20_000, 100_000
+_MOST_STEPS, _LONGEST_WORD, _MOST_REPAIRS = 20_000, 100_000, 8
+_CONDITION = re.compile(r"^(\s*)(if|elif|while|until)\b.*?(;\s*(?:then|do))?\s*$")
+_OPTION_OR_START = re.compile(r"(^|[\s('\"])--?[a-zA-Z]|vllm|sglang|^\s*['\"]?\)|\($")
+_OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
@@ -38,6 +42,7 @@ _NO_SPLIT = {ord(mark): chr(blank) for blank, mark in _BLANKS.items()} | {ord(_K
 _WORD = re.compile(f"[^{_END}-\ue014]+")
 _HOME = re.compile(f"^{unknown('HOME')}(?=/|$)")
 _COMPUTED = ("arithmetic_expansion", "command_substitution", "process_substitution", "brace_expression")
+_ELSE = "nothing else holds"
 _LEAVES = ("word", "string_content", "variable_name", "number", "regex", "test_operator")
 Value = str | list[str]
 
@@ -49,6 +54,10 @@ class Command:
     words: list[Word]
     exported: dict[str, Word] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    condition: str = ""
+    """When the script runs it, as the script says it: `[ "$SPEC" = 1 ]`; empty: always."""
+    function: str = ""
+    """The function it stands in, if nothing in the script calls that."""
 
 
 def script(
@@ -64,14 +73,33 @@ def script(
     `positional`: the words after the script, None if nobody says them. Raises UsageError if it cannot be parsed.
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
-    text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
+    text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub(r"\1", text))
     text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
     shell = _Shell(file, line, positional, variables or {})
     root = _parsed(text)
+    for _ in range(_MOST_REPAIRS):
+        if not root.has_error:
+            break
+        lines, row = text.split("\n"), _first_error(root).start_point[0]
+        if not lines[row] or _OPTION_OR_START.search(lines[row]):
+            break
+        shell.assumed[
+            Note("", f"this line cannot be read and is passed over: {lines[row].strip()}", line + row)
+        ] = None
+        repaired = _CONDITION.sub(r"\1\2 [ ? ]\3", lines[row])
+        assigned = re.findall(r"(\w+)\+?=", lines[row])
+        lines[row] = repaired if repaired != lines[row] else f"read {' '.join(assigned)}" if assigned else ""
+        text = "\n".join(lines)
+        root = _parsed(text)
     if root.has_error:
         raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
     try:
         shell.run(root)
+        called = len(shell.found)
+        for name in [name for name in shell.functions if name not in shell.called]:
+            shell.run(shell.functions[name])
+            for command in shell.found[called:]:
+                command.function = command.function or name
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
     for command in shell.found:
@@ -107,6 +135,10 @@ class _Shell:
         self.exported = dict.fromkeys(variables)
         self.places: dict[str, Span] = {}
         self.functions: dict[str, Node] = {}
+        self.called: set[str] = set()
+        self.outside: set[str] = set()
+        """Variables that are empty unless the environment sets them: `X=${X:-}`."""
+        self.condition = ""
         self.found: list[Command] = []
         self.assumed: dict[Note, None] = {}
         self.steps = 0
@@ -142,36 +174,65 @@ class _Shell:
         if operator == "&&" and left.type != "test_command":
             self.run(right)  # a command is taken to succeed
         else:
-            self._choose([[right]])
+            condition = _source_of(left)
+            self._choose([(condition if operator == "&&" else f"{condition} fails", [right])])
 
     def _if_statement(self, node: Node) -> None:
-        own = [child for child in node.named_children if not child.type.endswith("_clause")]
-        self._choose([own, *(child.named_children for child in node.named_children if child not in own)])
+        bodies: list[tuple[str, list[Node]]] = []
+        for part in (node, *(child for child in node.children if child.type.endswith("_clause"))):
+            own = [child for child in part.children if not child.type.endswith("_clause")]
+            then = next((at for at, child in enumerate(own) if child.type == "then"), 0)
+            said = [child for child in own[1:then] if child.is_named]
+            self._all(child for child in said if not child.type.startswith("test"))
+            bodies.append((" ".join(map(_source_of, said)) if said else _ELSE, own[then:]))
+        self._choose(bodies)
 
     def _case_statement(self, node: Node) -> None:
-        self._choose([item.named_children for item in node.named_children[1:]])
+        subject, *items = [child for child in node.named_children if child.type != "comment"]
+        bodies: list[tuple[str, list[Node]]] = []
+        for item in items:
+            close = next(at for at, child in enumerate(item.children) if child.type == ")")
+            pattern = "".join(map(_source_of, item.children[:close]))
+            bodies.append(
+                (_ELSE if pattern == "*" else f"{_source_of(subject)} is {pattern}", item.children[close:])
+            )
+        self._choose(bodies)
 
     def _while_statement(self, node: Node) -> None:
-        self._choose([node.named_children])
+        said = "".join(map(_source_of, node.children[1:-1]))
+        self._all(child for child in node.children[1:-1] if child.is_named and child.type != "test_command")
+        if _OWN_ARGUMENTS.search(said) and not self.positional:
+            self.assume("the script's own arguments are taken as empty")
+        else:
+            self._choose([(said.strip("; "), node.children[-1:])])
 
-    _c_style_for_statement = _while_statement
+    def _c_style_for_statement(self, node: Node) -> None:
+        self._choose([("the loop runs", node.named_children)])
 
-    def _choose(self, bodies: list[list[Node]]) -> None:
-        """Runs what only a run could choose from, each from the same state; what one of them sets is open."""
-        before, positional = self.variables, self.positional
-        changed: dict[str, Value] = {}
+    def _choose(self, bodies: list[tuple[str, list[Node]]]) -> None:
+        """Runs what only a run could choose from, each from the same state, with the condition of each.
+
+        What one of them adds to a variable is a part with a condition; what they all begin or end with is certain.
+        """
+        before, positional, outer = self.variables, self.positional, self.condition
+        ends: list[tuple[str, dict[str, Value]]] = []
         is_shifted = False
-        for body in bodies:
+        for condition, body in bodies:
             self.variables, self.positional = dict(before), positional
-            self._all(body)
-            names = before.keys() | self.variables.keys()
-            changed |= {name: unknown(name) for name in names if self.variables.get(name) != before.get(name)}
+            said = " ".join(condition.split())
+            self.condition = " and ".join(filter(None, (outer, said)))
+            self._all(child for child in body if child.is_named)
+            ends.append((said, self.variables))
             is_shifted |= self.positional != positional
-        self.variables = {**before, **changed}
+        if all(condition != _ELSE for condition, _ in bodies):
+            ends.append((_ELSE, before))
+        names = {name for _, after in ends for name in after if after[name] != before.get(name)}
+        changed = {name: _either(name, [(said, after.get(name)) for said, after in ends]) for name in names}
+        self.variables, self.condition = {**before, **changed}, outer
         self.positional = [unknown("@")] if is_shifted else positional
 
     def _for_statement(self, node: Node) -> None:
-        name, *items, body = node.named_children
+        name, *items, body = [child for child in node.named_children if child.type != "comment"]
         for value in [text for item in items for text in self.fields(item)]:
             self.variables[_source_of(name)] = value
             self.run(body)
@@ -204,13 +265,17 @@ class _Shell:
         self.places[name] = self.span(node)
         new: Value = _finished(self._bounded(values[0])) if values else ""
         if values and values[0].type == "array":
-            new = [text for item in values[0].named_children for text in self.fields(item)]
-        comes_from_outside = re.fullmatch(rf"\w+\+?=['\"]?\$\{{{name}:?-\}}['\"]?", _source_of(node))
-        if target.type == "subscript" or (comes_from_outside and not new):
+            items = [item for item in values[0].named_children if item.type != "comment"]
+            new = [text for item in items for text in self.fields(item)]
+        self.outside.discard(name)
+        if target.type == "subscript":
+            return name, unknown(name)
+        if not new and re.fullmatch(rf"\w+=['\"]?\$\{{{name}:?-\}}['\"]?", _source_of(node)):
+            self.outside.add(name)
             return name, unknown(name)
         old = self.variables.get(name)
         if node.children[1].type == "+=":
-            unset: Value = [] if isinstance(new, list) else unknown(name)
+            unset: Value = [] if isinstance(new, list) else ""
             return name, _added(unset if old is None else old, new)
         if isinstance(new, str) and isinstance(old, list):
             return name, [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
@@ -235,7 +300,7 @@ class _Shell:
             if child.type == "variable_assignment":
                 value = "".join(_finished(self._bounded(item)) for item in child.named_children[1:])
                 words.append(Word(f"{_name_of(child.named_children[0])}={value}", self.span(child)))
-            elif child.type not in ("file_redirect", "herestring_redirect"):
+            elif child.type not in ("file_redirect", "herestring_redirect", "comment"):
                 words += self.words(child.named_children[0] if child.type == "command_name" else child)
         if words:
             self._called(words)
@@ -245,6 +310,7 @@ class _Shell:
         name, texts = words[0].text, [word.text for word in words[1:]]
         line, positional = self.line, self.positional
         if name in self.functions:
+            self.called.add(name)
             self.positional = texts
             self.run(self.functions[name])
             self.positional = positional
@@ -257,8 +323,8 @@ class _Shell:
             self.positional = texts[1:]
         elif name == "shift":
             self.positional = self.positional[1:] if self.positional else self.positional
-        elif name == "read":
-            self.variables |= {text: unknown(text) for text in texts}
+        elif name in ("read", "mapfile", "readarray"):
+            self.variables |= {text: unknown(text) for text in texts if text.isidentifier()}
         elif name.startswith("-") and self.found:
             said = f"`{name}` is read as part of the command above, though that line does not end in `\\`"
             self.found[-1].words += words
@@ -270,7 +336,7 @@ class _Shell:
                 for name, value in values.items()
                 if isinstance(value, str)
             }
-            self.found.append(Command(words, exported))
+            self.found.append(Command(words, exported, condition=self.condition))
 
     def words(self, node: Node) -> list[Word]:
         """The words that one word becomes."""
@@ -293,10 +359,13 @@ class _Shell:
         if kind == "ansi_c_string":
             escaped = text[2:-1].encode("latin-1", "backslashreplace")
             return _KEPT + escaped.decode("unicode_escape", "replace")
+        blanks = (
+            text[: len(text) - len(text.lstrip())] if quoted else ""
+        )  # the grammar takes them for its part
         if kind in ("simple_expansion", "expansion"):
-            return self._parameter(node, quoted=quoted)
+            return blanks + self._parameter(node, quoted=quoted)
         if kind in _COMPUTED:
-            return unknown("a command")
+            return blanks + unknown("a command")
         if kind in _LEAVES or not node.children:
             escape = _QUOTED_ESCAPE if quoted else _ESCAPE
             return escape.sub(lambda match: match[1].strip("\n"), text)
@@ -329,6 +398,9 @@ class _Shell:
             values = _at(values, int(index))
         elif not {"@", "*"} & {name, index} and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
+        if name in self.outside and not quoted:
+            self.assume(f"`${name}`, which only the environment sets, is taken as empty")
+            return ""
         unset = values is None or (operator.startswith(":") and values in ([], [""]))
         if operator == ":+" and UNKNOWN.search("".join(values or [])):
             return unknown(name)
@@ -360,6 +432,30 @@ class _Shell:
             return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
+
+
+def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
+    """One value for those that conditions choose from: what they share, and a mark for the rest of each."""
+    values = [value for _, value in ends]
+    if all(value == values[0] for value in values[1:]):
+        return values[0] or ""
+    lists = [value if isinstance(value, list) else _words(value or "") for value in values]
+    first, shortest = lists[0], min(map(len, lists))
+    head = next((at for at in range(shortest) if any(item[at] != first[at] for item in lists)), shortest)
+    left = shortest - head
+    tail = next((at for at in range(left) if any(item[-1 - at] != first[-1 - at] for item in lists)), left)
+    rests = [item[head : len(item) - tail] for item in lists]
+    said = [(" ".join(rest), condition) for rest, (condition, _) in zip(rests, ends, strict=True)]
+    marks = [unknown_if(rest, condition) for rest, condition in said if rest]
+    if not (head or tail) and all(rest for rest, _ in said):  # one of several values
+        marks = [unknown_choice(name, said)]
+    parts = [*first[:head], *marks, *first[len(first) - tail :]]
+    return parts if any(isinstance(value, list) for value in values) else " ".join(parts)
+
+
+def _words(text: str) -> list[str]:
+    """A text at its blanks, those within quotes and marks aside."""
+    return re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""", text)
 
 
 def _added(old: Value, new: Value) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.command import profile_of
-from specserve.convert.invocation import is_command
+from specserve.convert.launch import is_command
 from specserve.diagnostics import Severity
 from specserve.errors import ProfileError, UsageError
 from specserve.plan.compare import Side

@@ -10,7 +10,7 @@ from typing import Any
 
 from specserve.convert.arguments import Setting, merged
 from specserve.convert.command import advice, inferred_method
-from specserve.convert.invocation import EngineStart
+from specserve.convert.launch import Launch
 from specserve.convert.options import argument_names, option_strings
 from specserve.convert.words import Note, Word, unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
@@ -57,7 +57,7 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     return known
 
 
-def speculation(given: EngineStart, notes: list[Note]) -> dict[str, Node]:
+def speculation(given: Launch, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
     places = {name: (item.now or "").partition("speculation.")[2] for name, item in sglang.OPTIONS.items()}
     said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
@@ -195,7 +195,7 @@ class _Translation:
                 self.put(setting, place, replace(node, value=also, raw=None), "")
 
 
-def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
+def translated(given: Launch, *, table: VllmTable) -> Launch:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
     made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
@@ -248,12 +248,16 @@ def _replaced(setting: Setting, *, is_known: bool, foreign: bool) -> Replacement
     return _LEVELS if is_level else old
 
 
-def _combined(given: EngineStart, notes: list[Note]) -> EngineStart:
+def _combined(given: Launch, notes: list[Note]) -> Launch:
     """With what several of SGLang's options say together: no graphs at all, and what `--dp-size` counts."""
     settings = dict(given.settings)
     if settings.keys() >= set(sglang.GRAPHS):
         graphs = [settings.pop(name) for name in sglang.GRAPHS]
         settings["disable_cuda_graph"] = replace(graphs[0], name="disable_cuda_graph")
+    for name in ("quantization", "speculative_draft_model_quantization"):
+        if name in settings and settings[name].node.value == "unquant":
+            text = f"`{settings[name].written} unquant` is left out: without it vLLM quantizes nothing either"
+            notes.append(Note("", text, settings.pop(name).place.line))
     if "enable_dp_attention" in settings and (size := settings.pop("dp_size", None)):
         text = (
             "with DP attention it splits the ranks of `--tp-size`; vLLM's `data_parallel_size` adds replicas"
@@ -266,7 +270,7 @@ def _argument(table: VllmTable, name: str) -> Any:
     return table.engine.get(name) or table.frontend.get(name)
 
 
-def _with_variables(given: EngineStart, table: VllmTable) -> Iterator[Setting]:
+def _with_variables(given: Launch, table: VllmTable) -> Iterator[Setting]:
     """The settings, `--no-x` of a switch that is gone as `--x`, and the variables that something replaced."""
     for name, setting in given.settings.items():
         bare = name.removeprefix("no_")

@@ -19,9 +19,13 @@ from specserve.profile.values import Node
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
+_IF, _ONE_OF = "\ue002", "\ue003"
+_SPECIAL = {ord(mark): chr(0xE100 + ord(mark)) for mark in " \t\n\"'`$\\(){}[]<>|&;*?!#=~^"}
+"""What a shell would read, as it stands in a mark."""
+_PLAIN = {ord(mark): chr(letter) for letter, mark in _SPECIAL.items()}
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
-MAX_DEPTH = 50
 OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
+LONGEST_SHOWN = 300  # characters of what a text leaves open, its conditions included
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _BRACKETS = "\u2039\u203a"
 """Around the name of a placeholder in its mark, where a shell must not see `<` and `>`."""
@@ -33,25 +37,44 @@ def unknown(name: str) -> str:
     return f"{OPEN}{'-'.join(name.split())}{CLOSE}"
 
 
-_QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote
+def unknown_if(text: str, condition: str) -> str:
+    """The mark of a text that is there under a condition; both as a person reads them."""
+    return f"{OPEN}{readable(text).translate(_SPECIAL)}{_IF}{readable(condition).translate(_SPECIAL)}{CLOSE}"
+
+
+def unknown_choice(name: str, values: Iterable[tuple[str, str]]) -> str:
+    """The mark of a variable that has one of several values, each under its condition."""
+    said = "; ".join(f"{readable(text)} if {readable(condition)}" for text, condition in values)
+    return f"{OPEN}{name}{_ONE_OF}{said.translate(_SPECIAL)}{CLOSE}"
+
+
+def parts_if(text: str) -> tuple[str, str] | None:
+    """The text and the condition of a word that is a mark with a condition."""
+    if not text.startswith(OPEN) or text.count(OPEN) > 1 or _IF not in text:
+        return None
+    added, _, condition = text.strip(OPEN + CLOSE).translate(_PLAIN).partition(_IF)
+    return added, condition
+
+
+def adds_options(text: str) -> bool:
+    """Whether a word is the mark of options that are there under a condition."""
+    return text.startswith(f"{OPEN}-") and _IF in text
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One argument. `columns` holds the column of each character and of the end; empty where they are unknown."""
+    """One argument and its place."""
 
     text: str
     span: Span
-    columns: tuple[int, ...] = ()
 
     def part(self, start: int, end: int | None = None) -> Word:
-        """The characters from `start` to `end` as a word of their own."""
-        end = len(self.text) if end is None else end
-        if not self.columns:
-            return replace(self, text=self.text[start:end])
-        columns = self.columns[start : end + 1]
-        span = replace(self.span, column=columns[0], end_column=max(columns[-1], columns[0] + 1))
-        return Word(self.text[start:end], span, columns)
+        """The characters from `start` to `end` as a word of their own, with their place if no quote moved them."""
+        text, span = self.text[start:end], self.span
+        if span.line == span.end_line and span.end_column - span.column == len(self.text):
+            column = span.column + start
+            span = replace(span, column=column, end_column=column + max(1, len(text)))
+        return Word(text, span)
 
     def node(self) -> Node:
         """The word as a value of a profile's tree."""
@@ -102,9 +125,15 @@ def readable(text: str) -> str:
     """A text with a name such as `$X` or `<X>` for each thing that it leaves open."""
 
     def name(match: re.Match[str]) -> str:
-        if match[1].startswith(_BRACKETS[0]):
-            return f"<{match[1][1:-1]}>"
-        return f"${match[1]}" if match[1].isidentifier() else "$(…)"
+        text, is_conditional, condition = match[1].translate(_PLAIN).partition(_IF)
+        if is_conditional:
+            return f"{text} if {condition}"
+        text, is_choice, values = text.partition(_ONE_OF)
+        if is_choice:
+            return f"${text}: {values}"
+        if text.startswith(_BRACKETS[0]):
+            return f"<{text[1:-1]}>"
+        return f"${text}" if re.fullmatch(r"\w+|[@*#]", text) else "$(…)"
 
     return UNKNOWN.sub(name, text)
 
@@ -126,51 +155,38 @@ def without_placeholder(word: Word) -> Word:
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:
     """The command line as one line that a shell reads back, and its words with their columns in it."""
-    line = ""
+    shown = [shlex.quote(text).translate(dict.fromkeys(map(ord, "\n\r\t"), " ")) for text in argv]
     words: list[Word] = []
-    for text in argv:
-        line += " " if words else ""
-        shown, columns = _shown(text, start=len(line) + 1)
-        span = Span(file, 1, len(line) + 1, 1, len(line) + 1 + max(1, len(shown)))
-        words.append(Word(text, span, columns))
-        line += shown
-    return line, words
-
-
-def _shown(text: str, *, start: int) -> tuple[str, tuple[int, ...]]:
-    """A word as `shlex.quote` writes it, line ends as spaces, and the column of each of its characters."""
-    if shlex.quote(text) == text:
-        return text, tuple(range(start, start + len(text) + 1))
-    shown, columns = "'", []
-    for character in text:
-        columns.append(start + len(shown))
-        shown += _QUOTED_QUOTE if character == "'" else " " if character in "\n\r\t" else character
-    return f"{shown}'", (*columns, start + len(shown))
+    column = 1
+    for text, whole in zip(argv, shown, strict=True):
+        words.append(Word(text, Span(file, 1, column, 1, column + len(whole))))
+        column += len(whole) + 1
+    return " ".join(shown), words
 
 
 class NotJson(ValueError):
-    """Why a text is not JSON; `position` counts its characters from 0."""
-
-    def __init__(self, reason: str, position: int) -> None:
-        super().__init__(reason)
-        self.position = position
+    """Why a text is not JSON."""
 
 
 def json_node(word: Word) -> Node:
-    """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
+    """The JSON value that a word holds. Raises NotJson."""
     try:
-        json.loads(word.text)
-        # YAML tells the places
-        return _placed(word, yaml.compose(word.text.replace("\t", " "), Loader=yaml.SafeLoader), depth=0)
+        return value_node(json.loads(word.text), word.span)
     except json.JSONDecodeError as error:
-        raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
+        raise NotJson(error.msg[0].lower() + error.msg[1:]) from error
     except RecursionError as error:
-        raise NotJson("it is nested too deeply", 0) from error
-    except yaml.YAMLError as error:
-        reason = "it has a character that no profile may have, or a key of over 1,024 characters"
-        raise NotJson(reason, 0) from error
+        raise NotJson("it is nested too deeply") from error
     except ValueError as error:  # more digits than Python converts
-        raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
+        raise NotJson("a number is too long") from error
+
+
+def value_node(value: Any, span: Span, key: Span | None = None) -> Node:
+    """A plain value as a tree whose parts all have one place."""
+    if isinstance(value, dict):
+        return Node({str(name): value_node(item, span, span) for name, item in value.items()}, span, key)
+    if isinstance(value, list):
+        return Node([value_node(item, span) for item in value], span, key)
+    return Node(value, span, key, None if value is None or isinstance(value, str) else str(value))
 
 
 def repaired_json(text: str) -> str | None:
@@ -183,20 +199,3 @@ def repaired_json(text: str) -> str | None:
             made = json.dumps(yaml.safe_load(text), allow_nan=False)
             return None if re.search('null|"None"', made) else made  # `{key:value}` is a key without a value
     return None
-
-
-def _placed(word: Word, tree: Any, *, depth: int) -> Node:
-    """A part of a JSON text, by the characters where it begins and ends."""
-    start, end = tree.start_mark.index, tree.end_mark.index
-    if depth > MAX_DEPTH:
-        raise NotJson("it is nested too deeply", start)
-    part = word.part(start, end)
-    if isinstance(tree, yaml.SequenceNode):
-        return Node([_placed(word, item, depth=depth + 1) for item in tree.value], part.span)
-    if isinstance(tree, yaml.ScalarNode):
-        return Node(json.loads(part.text), part.span, raw=None if tree.style else part.text)
-    values: dict[str, Node] = {}
-    for key, value in tree.value:
-        name = _placed(word, key, depth=depth)
-        values[str(name.value)] = replace(_placed(word, value, depth=depth + 1), key=name.span)
-    return Node(values, part.span)

@@ -20,10 +20,10 @@ _NAME = re.compile(
 )
 _OTHER_NAME = re.compile(
     r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
-    r"|(num|max|min)_(\w{1,40}_)?tokens|(pre|post|custom)_pass)$",
+    r"|(num|max|min)_(\w{1,40}_)?tokens|(routing|meta|partition|sort|cache|index)_keys?|(pre|post|custom)_pass)$",
     re.I,
 )
-"""Of a tokenizer and of a compiler."""
+"""Of a tokenizer, of a router or a cache, and of a compiler."""
 _WORD_END = re.compile(r"(?<=[a-z\d])(?=[A-Z])|[^A-Za-z\d]+")
 _HARMLESS = re.compile(
     r"(?is)[./~$<\[*].*|true|false|yes|no|on|off|none|null|empty|dummy|auto|[-+]?[\d.]{1,5}[kmg]?"

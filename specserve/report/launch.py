@@ -20,7 +20,6 @@ from specserve.report.text import DASH, Column, Table, count, json_document
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
-    from specserve.convert.invocation import EngineStart
     from specserve.deploy.deployment import Artifact
     from specserve.plan.locking import Locked
     from specserve.profile.schema import Profile
@@ -100,15 +99,11 @@ def say_converted(
     findings: Sequence[Finding],
     *,
     target: str | None,
-    others: Sequence[EngineStart],
 ) -> bool:
     """The changes, and what is still to be done, on stderr. Returns True for errors."""
     from specserve.convert.convert import OPEN_MARK
 
     notes = []
-    for other in others:
-        line, text = other.place.line, "starts another engine, which is left out"
-        notes.append((line, f"line {line}: {other.what} {text}"))
     for note in result.notes:
         place = f"line {note.line}: " if note.line > 1 else ""
         about = f"`{note.path}`: " if note.path and f"`{note.path}:" not in note.text else ""

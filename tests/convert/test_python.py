@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.convert import converted
-from specserve.convert.python import PythonSource, calls
+from specserve.convert.python import launches
 from specserve.convert.reading import read
 from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
@@ -24,7 +24,7 @@ def plain(node: Node) -> Any:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    (call,) = calls(PythonSource(text, file="x.py"))
+    (call,) = launches(text, file="x.py")
     return {name: plain(setting.node) for name, setting in call.settings.items()}
 
 
@@ -41,7 +41,9 @@ def keywords(text: str) -> dict[str, Any]:
         ("LLM('m', x=dict(method='ngram'))", {"model": "m", "x": {"method": "ngram"}}),
         ("K = {'seed': 1}\nLLM('m', **K)", {"model": "m", "seed": 1}),
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
-        ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": unknown("tp")}),
+        ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": 4}),
+        ("def f(tp=2):\n    LLM('m', x=tp)\ndef g(tp=3):\n    pass", {"model": "m", "x": 2}),
+        ("LLM('org/' + 'm')", {"model": "org/m"}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
         ("LLM(options.get('M', 'a/b'))", {"model": unknown("get(…)")}),
         ("LLM('m', api_key=os.getenv('KEY'))", {"model": "m", "api_key": unknown("KEY")}),
@@ -60,27 +62,25 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
     text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nLLM('m')\nos.environ['LATER'] = '1'"
-    (call,) = calls(PythonSource(text, file="x.py"))
+    (call,) = launches(text, file="x.py")
     assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
-    found = calls(PythonSource("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py"))
+    found = launches("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py")
     assert [(call.engine, call.place.line) for call in found] == [("vllm", 1), ("sglang", 2)]
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    assert calls(
-        PythonSource(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py")
-    )
+    assert launches(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py")
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("text", ["LLM(", "LLM('a\0b')", "LLM(" + "(" * 5000, "x = " + "-" * 50_000 + "1"])
 def test_what_is_no_python_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.py` is not Python"):
-        calls(PythonSource(text, file="x.py"))
+        launches(text, file="x.py")
 
 
 @given(
@@ -92,7 +92,7 @@ def test_what_is_no_python_is_a_clear_error(text: str) -> None:
 )
 def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
     try:
-        calls(PythonSource(text, file="x.py"))
+        launches(text, file="x.py")
     except UsageError as error:
         assert "is not Python" in error.message
 
@@ -100,27 +100,53 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "p.add_argument('-m', '--model', default='org/m')\na = p.parse_args()\nLLM(a.model)",
+        "p.add_argument('-m', '--model', required=True)\na = p.parse_args()\nLLM(a.model)",
         "if x():\n    M = 'org/a'\nelse:\n    M = 'org/b'\nLLM(M)",
         "for M in ['org/a', 'org/b']:\n    LLM(M)",
-        "def f(M='org/a'):\n    LLM(M)",
         "M = 'a'\nM += 'b'\nLLM(M)",
         "M = 'a'\nM = 'b'\nLLM(M)",
         "K = {'model': 'a'}\nK['model'] = 'b'\nLLM(K)",
         "K = {'a': {}}\nK['a']['b'] = 1\nLLM(K)",
         "LLM('org/a' if x() else 'org/b')",
-        "LLM('org/' + 'm')",
     ],
 )
 def test_what_only_a_run_decides_is_left_open(text: str) -> None:
     assert str(keywords(text)["model"]).startswith(OPEN)
 
 
-def test_what_a_source_leaves_open_is_refused() -> None:
+def test_defaults_are_taken_with_a_note() -> None:
     text = "p.add_argument('--tp', default=2)\nLLM('org/m', tensor_parallel_size=p.parse_args().tp)"
     (start,) = read(text, file="x.py", folder=Path("nowhere"))
-    (finding,) = converted(start, origin="x.py").unresolved
-    assert "does not say `target.tensor_parallel_size`: it reads `$tp`" in finding.message
+    assert [note.text for note in start.notes] == [
+        "the profile has the defaults of `tp`, which the program's arguments may change"
+    ]
+    assert not converted(start, origin="x.py").unresolved
+
+
+COMMAND = """
+import subprocess
+p.add_argument("--eager", action="store_true")
+args = p.parse_args()
+
+def serve(model="org/m", port=8001):
+    cmd = ["vllm", "serve", model, *EXTRA, "--port", str(port)]
+    if args.eager:
+        cmd.append("--enforce-eager")
+    if os.environ.get("LEN"):
+        cmd += ["--max-model-len", os.environ["LEN"]]
+    cmd.extend(["--seed", "1"])
+    subprocess.Popen(cmd, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+EXTRA = ["--max-num-seqs", "8"]
+"""
+
+
+def test_a_list_that_a_program_starts_is_read_with_what_is_added_to_it() -> None:
+    (start,) = read(COMMAND, file="x.py", folder=Path("nowhere"))
+    values = {name: setting.node.value for name, setting in start.settings.items()}
+    assert values == {"model": "org/m", "port": 8001, "max_num_seqs": 8, "seed": 1}
+    (finding,) = start.unresolved
+    assert finding.message == "the source adds `--max-model-len $LEN` only if `os.environ.get('LEN')`"
+    assert start.name == "serve"
 
 
 def test_a_variable_of_the_environment_is_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.convert.convert import converted
-from specserve.convert.invocation import EngineStart
+from specserve.convert.launch import Launch
 from specserve.convert.reading import read
 from specserve.convert.translate import translated
 from specserve.profile.values import Node
@@ -17,7 +17,7 @@ from specserve.vllm.versions import known_versions, table
 START = "python -m sglang.launch_server --model-path a/b "
 
 
-def of(flags: str) -> EngineStart:
+def of(flags: str) -> Launch:
     return translated(
         read(START + flags, file="x.sh", folder=Path("nowhere"))[0], table=table(known_versions()[-1])
     )

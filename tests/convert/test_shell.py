@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.shell import script
-from specserve.convert.words import CLOSE, OPEN
+from specserve.convert.words import CLOSE, OPEN, unknown_choice, unknown_if
 from specserve.errors import UsageError
 
 
@@ -27,6 +27,7 @@ def words(text: str) -> list[list[str]]:
         ("a ^\r\n  b", [["a", "b"]]),
         ("a # it's a comment\nb", [["a"], ["b"]]),
         ("a \\\n  # in between\n  --b", [["a", "--b"]]),
+        ("a \\\n# b \\\nc", [["a"], ["c"]]),
         ("a; b && c || d | e & f", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
         ("a > log.txt 2>&1", [["a"]]),
         ("a --tp 2 >> log", [["a", "--tp", "2"]]),
@@ -34,7 +35,22 @@ def words(text: str) -> list[list[str]]:
         ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
         ("X=1 a", [["X=1", "a"]]),
         ("X='--a 1'\nX+=' --b 2'\nc $X", [["c", "--a", "1", "--b", "2"]]),
-        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["c", f"{OPEN}X{CLOSE}"]]),
+        (
+            "X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X",
+            [["y"], ["c", "--a", "1", unknown_if("--b 2", "y")]],
+        ),
+        (
+            "A=(a)\nif [ x ]; then A+=(--b $C); elif y; then A+=(--d); fi\nc ${A[@]}",
+            [["y"], ["c", "a", unknown_if("--b $C", "[ x ]"), unknown_if("--d", "y")]],
+        ),
+        (
+            "[ x ] || A=--b\nc $A",
+            [["c", unknown_if("--b", "[ x ] fails")]],
+        ),
+        (
+            'case "$P" in a) T=1 ;; *) T=2 ;; esac\nc $T',
+            [["c", unknown_choice("T", [("1", '"$P" is a'), ("2", "nothing else holds")])]],
+        ),
         ("a ${X:---b 1}", [["a", "--b", "1"]]),
         ("a ${X:?no value}", [["a", f"{OPEN}X{CLOSE}"]]),
         ("a '$X' \"$X\"", [["a", "$X", f"{OPEN}X{CLOSE}"]]),
@@ -63,9 +79,13 @@ def test_each_word_knows_its_line_through_continuations_and_json() -> None:
     assert [word.span.line for word in command.words] == [2, 2, 2, 3, 3, 5]
 
 
-def test_prose_around_a_command_is_an_error_that_names_its_line() -> None:
-    with pytest.raises(UsageError, match="line 1 cannot be parsed"):
-        words("Here's how I started it:\n\nvllm serve org/model --seed 1\n")
+def test_a_line_of_prose_is_passed_over_with_a_note_and_an_option_never_is() -> None:
+    text = "Here's how I started it:\n\nvllm serve org/model --seed 1\n"
+    (command,) = script(text, file="x.sh")
+    assert [word.text for word in command.words] == ["vllm", "serve", "org/model", "--seed", "1"]
+    assert "is passed over: Here's how" in command.notes[0].text and command.notes[0].line == 1
+    with pytest.raises(UsageError, match="line 2 cannot be parsed"):
+        words("vllm serve org/model \\\n --speculative-config '{it's}'\n")
 
 
 def test_a_quote_that_is_never_closed_is_an_error() -> None:

@@ -1,14 +1,14 @@
-"""Which engine a command starts, with what its wrappers, containers and shells say around it."""
+"""One launch of an engine, as any reader fills it, and the launches that a command or a script makes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.convert.arguments import Setting
-from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, argv_words, readable, unknown
+from specserve.convert.shell import Command, script
+from specserve.convert.words import LONGEST_SHOWN, UNKNOWN, Note, Word, argv_words, readable, unknown
 from specserve.diagnostics import Finding, Span
 from specserve.errors import quoted
 
@@ -27,8 +27,12 @@ _SHELLS = ("sh", "bash", "zsh", "dash")
 _RUN = re.compile(r"(container )?run\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
+_CHANGES_NOTHING = (
+    "echo", "printf", "set", "shopt", ":", "true", "false", "exit", "return", "trap", "which", "command", "type",
+    "test", "[", "ls", "date", "wait", "break", "continue", "nvidia-smi", "shift",
+)  # fmt: skip
 _QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
-_LONGEST_IMAGE = 512
+_LONGEST_IMAGE, _LONGEST_SHOWN = 512, 100
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
     r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive|no-healthcheck"
@@ -37,11 +41,15 @@ _SWITCH = re.compile(
 """The options of `docker run` and `podman run` that take no value."""
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _MOST_NESTED = 4
+_NOT_OF_AN_ENGINE = ("PS1", "HOME", "SHELL", "LANG", "PWD")
+_OF_AN_ENGINE = re.compile(
+    r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_|PYTHONPATH"
+)
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts only vLLM, without Dynamo"
 
 
 @dataclass(slots=True)
-class EngineStart:
+class Launch:
     """One start of an engine as it was written: its arguments, and what stands around it."""
 
     engine: str
@@ -52,15 +60,28 @@ class EngineStart:
     """The words after the program; none for a call in Python."""
     settings: dict[str, Setting] = field(default_factory=dict)
     env: dict[str, Word] = field(default_factory=dict)
-    devices: Word | None = None
-    """`--gpus` of a container."""
+    name: str = ""
+    """Of the service, container or function that it stands in."""
+    condition: str = ""
+    """When a script runs it, in the script's words."""
+    is_contained: bool = False
+    """Its paths are those of a container."""
     image: Word | None = None
     """The container's image, its tag included."""
+    mounts: list[tuple[str, str]] = field(default_factory=list)
+    """Folders of the host and their paths in the container; no host's folder for a volume by name."""
+    devices: Word | None = None
+    """Its GPUs, as `--gpus` takes them: `all`, `2`, `device=0,1`."""
+    accelerator: Word | None = None
+    """The label of a node that names its GPUs."""
+    nodes: Word | None = None
     published: list[Word] = field(default_factory=list)
     """Ports that a container opens to the host, as written: `9000:8000`."""
+    left_out: list[str] = field(default_factory=list)
+    """What the source sets around the engine and no profile holds: `replicas: 2`."""
     notes: list[Note] = field(default_factory=list)
     unresolved: list[Finding] = field(default_factory=list)
-    """What the text does not say: `converted` refuses it."""
+    """What the text does not say: an error each, and no exit code 0."""
 
     @property
     def what(self) -> str:
@@ -69,7 +90,7 @@ class EngineStart:
             return self.start.text
         if self.engine == "sglang":
             return "SGLang's launch_server"
-        program = "api_server" if self.start.text == "-m" else self.start.text
+        program = "api_server" if self.start.text == "-m" else readable(self.start.text)
         return "`vllm serve`" if program.endswith("vllm") else f"`{program}`"
 
     @property
@@ -83,35 +104,98 @@ class EngineStart:
         return self.start.text.endswith("(…)")
 
 
-def starts(words: Sequence[Word], around: EngineStart | None = None, *, nested: int = 0) -> list[EngineStart]:
+def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int = 0) -> list[Launch]:
     """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
     if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
         return []
-    found = around or EngineStart("vllm", words[0])
-    env, at = dict(found.env), 0
-    while at < len(words):
-        word = words[at]
+    found = around or Launch("vllm", words[0])
+    env = dict(found.env)
+    for at, word in enumerate(words):
         name = word.text.rpartition("/")[2]
         assigned = ASSIGNMENT.fullmatch(word.text)
         if assigned:
             env[assigned[1]] = word.part(assigned.start(2))
         elif name in _CONTAINED and _RUN.match(" ".join(item.text for item in words[at + 1 : at + 3])):
-            return _container(words[at + 1 :], replace(found, env=env), nested=nested)
-        elif name in _SHELLS and (found_script := _script(words, at)) is not None:
+            return _container(
+                words[at + 1 :], replace(found, notes=[*found.notes, *_before(words[:at])]), nested
+            )
+        elif name in _SHELLS and (text := _script(words, at)) is not None:
             inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
-            return _scripted(words[found_script], words[found_script + 2 :], inner, nested=nested)
+            variables = {name: word.text for name, word in env.items() if not UNKNOWN.search(word.text)}
+            arguments, place = [word.text for word in words[text + 2 :]], words[text].span
+            commands = script(
+                words[text].text, file=place.file, line=place.line, positional=arguments, variables=variables
+            )
+            return script_starts(commands, words[text].text, inner, nested=nested)
         elif program := _program(words, at):
             engine, rest = program
             notes = [*found.notes, *_before(words[:at])]
-            notes += [Note("", DYNAMO, word.span.line)] * (
-                rest == at + 2 and words[at + 1].text == "dynamo.vllm"
-            )
+            if words[rest - 1].text == "dynamo.vllm":
+                notes.append(Note("", DYNAMO, word.span.line))
             return [replace(found, engine=engine, start=word, words=list(words[rest:]), env=env, notes=notes)]
-        at += 1
     return []
 
 
-def invocation(words: Sequence[Word]) -> EngineStart | None:
+def script_starts(
+    commands: Iterable[Command], text: str, around: Launch | None = None, *, nested: int = 0
+) -> list[Launch]:
+    """Every engine that the commands of a script start, with a note for each command before it.
+
+    Functions that nothing calls count only if no other command starts one. `text`: of the script.
+    """
+    found: list[Launch] = []
+    before: list[Note] = []
+    for command in commands:
+        if command.function and not all(item.name == command.function for item in found):
+            continue
+        here = around or Launch("vllm", command.words[0])
+        exported, dropped = _of_engine(command.exported, text)
+        notes = [*here.notes, *before, *dropped, *command.notes]
+        if command.function:
+            notes.append(Note("", f"nothing in the source calls its function `{command.function}`"))
+        inner = replace(
+            here, env={**exported, **here.env}, notes=notes, name=command.function or here.name,
+            condition=command.condition or here.condition,
+        )  # fmt: skip
+        inside = starts(command.words, inner, nested=nested + 1)
+        found += [item for item in inside if not any(_is_same(item, other) for other in found)]
+        first = command.words[0].text.rpartition("/")[2]
+        if not inside and first not in _CHANGES_NOTHING and not ASSIGNMENT.fullmatch(command.words[0].text):
+            texts = (readable(word.text) for word in command.words)
+            shown = " ".join(f'"{text}"' if re.search("[ <>&|;]", text) else text for text in texts)
+            shown = " ".join(shown.split())
+            cut = f"{shown[:_LONGEST_SHOWN]}…" if len(shown) > _LONGEST_SHOWN else shown
+            when = f" (if {quoted(command.condition, LONGEST_SHOWN)})" if command.condition else ""
+            said = f"set-up before the launch is left out: {quoted(cut, LONGEST_SHOWN)}{when}; `render` cannot do it"
+            before.append(Note("", said, command.words[0].span.line))
+    return found
+
+
+def _is_same(one: Launch, other: Launch) -> bool:
+    """Whether two starts differ in nothing, such as those of a loop that starts a server again."""
+    return (
+        [word.text for word in one.words] == [word.text for word in other.words]
+        and {name: word.text for name, word in one.env.items()}
+        == {name: word.text for name, word in other.env.items()}
+        and one.image == other.image
+    )
+
+
+def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word], list[Note]]:
+    """The exported variables that an engine may read, not those that only the script itself reads; what is dropped."""
+    kept = {
+        name: word
+        for name, word in exported.items()
+        if _OF_AN_ENGINE.match(name)
+        or (name not in (*_NOT_OF_AN_ENGINE, "PATH") and not re.search(rf"\$\{{?{re.escape(name)}\b", text))
+    }
+    path = exported.get("PATH")
+    return kept, [
+        Note("", "`PATH` is left out: export it where you start the server", path.span.line)
+    ] if path else []
+
+
+def invocation(words: Sequence[Word]) -> Launch | None:
     """The engine that one command starts, or None if it starts none."""
     return next(iter(starts(words)), None)
 
@@ -151,36 +235,23 @@ def _before(words: Sequence[Word]) -> list[Note]:
 
 
 def _script(words: Sequence[Word], at: int) -> int | None:
-    """Where the text after `sh -c` stands."""
-    for later in range(at + 1, len(words) - 1):
-        if re.fullmatch(r"-[a-z]*c", words[later].text):
-            return later + 1
-        if not words[later].text.startswith("-") and not words[later - 1].text.startswith("-"):
-            break
+    """Where the text after `sh -c` stands: the first word behind it that is no option."""
+    is_script = False
+    for later in range(at + 1, len(words)):
+        text = words[later].text
+        is_script = is_script or bool(re.fullmatch(r"-[a-z]*c", text))
+        if not text.startswith("-"):
+            if is_script:
+                return later
+            if not words[later - 1].text.startswith("-"):
+                break
     return None
 
 
-def _scripted(
-    text: Word, arguments: Sequence[Word], around: EngineStart, *, nested: int
-) -> list[EngineStart]:
-    """The engines of a script after `sh -c`; the words behind it are its positional parameters."""
-    variables = {name: word.text for name, word in around.env.items() if not UNKNOWN.search(word.text)}
-    given, place = [word.text for word in arguments], text.span
-    inner = script(text.text, file=place.file, line=place.line, positional=given, variables=variables)
-    found: list[EngineStart] = []
-    for command in inner:
-        env, notes = (
-            {**command.exported, **around.env},
-            [*around.notes, *command.notes],
-        )
-        found += starts(command.words, replace(around, env=env, notes=notes), nested=nested + 1)
-    return found
-
-
-def _container(words: Sequence[Word], found: EngineStart, *, nested: int) -> list[EngineStart]:
-    """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
-    entry, other, folders = None, [], []
-    found = replace(found, published=[], env={})
+def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch]:
+    """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices, or are left out."""
+    entry = None
+    found = replace(found, published=[], env={}, mounts=[], left_out=[], is_contained=True)
     at = next(place for place, word in enumerate(words) if word.text == "run") + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
@@ -201,45 +272,44 @@ def _container(words: Sequence[Word], found: EngineStart, *, nested: int) -> lis
         elif name in ("-p", "--publish") and value:
             found.published.append(value)
         elif name in ("-v", "--volume", "--mount") and value:
-            folders.append(value.text)
+            found.mounts.append(mount(value.text))
+        elif name == "--name" and value:
+            found.name = value.text
         elif not _SWITCH.fullmatch(name):
-            other.append(word.text if inline or not value else f"{name} {value.text}")
+            found.left_out.append(word.text if inline or not value else f"{name} {value.text}")
     if at >= len(words):
         return []
-    found.notes = [*found.notes, *around_notes(folders, other, line=words[0].span.line)]
     return in_container(words[at], list(words[at + 1 :]), entry, found, nested=nested)
 
 
-def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> list[Note]:
-    """What a container says and a profile does not."""
-    shown = [", ".join(quoted(readable(text)) for text in texts) for texts in (folders, other)]
-    notes = []
-    if folders:
-        notes.append(
-            Note(
-                "",
-                f"the volumes {shown[0]} are left out; if the profile names a path of the container, write that of "
-                "the machine that vLLM runs on",
-                line,
-            )
-        )
-    if other:
-        notes.append(Note("", f"the container's own settings are left out: {shown[1]}", line))
-    return notes
+def mount(text: str) -> tuple[str, str]:
+    """The folder of the host and that of the container in `./hf:/data/hf:ro` or `type=bind,source=…,target=…`."""
+    if "," in text and "=" in text:
+        pairs = dict(part.partition("=")[::2] for part in text.split(","))
+        source = pairs.get("source") or pairs.get("src") or ""
+        inside = pairs.get("target") or pairs.get("destination") or pairs.get("dst") or ""
+    else:
+        source, _, rest = text.partition(":")
+        inside = rest.partition(":")[0] or source
+        source = source if rest else ""
+    for name, folder in (("HOME", "~"), ("PWD", ".")):
+        source = folder + source.removeprefix(unknown(name)) if source.startswith(unknown(name)) else source
+    is_folder = source.startswith(("/", ".", "~")) or UNKNOWN.match(source)
+    return (source if is_folder else ""), inside
 
 
 def in_container(
-    image: Word | None, words: list[Word], entry: Word | None, found: EngineStart, *, nested: int = 0
-) -> list[EngineStart]:
+    image: Word | None, words: list[Word], entry: Word | None, found: Launch, *, nested: int = 0
+) -> list[Launch]:
     """What a container of this image starts with these words; its own entry point is the server."""
-    found.image = image
+    found = replace(found, image=image)
     program = [entry, *words] if entry is not None and entry.text else words
     inner = starts(program, found, nested=nested + 1)
     if inner or image is None or "sglang" in image.text:
         return inner
     open_image, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
     own = entry is None or entry.text.rpartition("/")[2] == "vllm"
-    options = first == "serve" or first.startswith("--") or is_model(first)
+    options = first == "serve" or first.startswith("--") or is_model(first) or bool(UNKNOWN.match(first))
     named = any(word.text.startswith("--model") for word in words) if open_image else is_image(image.text)
     if not (own and options and named):
         return []

@@ -1,0 +1,300 @@
+"""Containers in YAML: compose files, manifests of Kubernetes, and scripts that stand in other YAML."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount, script_starts
+from specserve.convert.shell import script
+from specserve.convert.words import UNKNOWN, Note, Word, unknown
+from specserve.diagnostics import Finding, Span
+from specserve.errors import UsageError
+from specserve.profile.problems import Stop
+from specserve.profile.source import Builder
+from specserve.profile.values import Node
+
+_INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
+_OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
+_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
+_SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-[a-z]+ )*-[a-z]*c ")
+_COMMAND = ("entrypoint", "command", "args")
+_READ = (
+    "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name", "gpus",
+)  # fmt: skip
+_PASSED = (
+    "apiVersion", "kind", "metadata", "spec", "template", "containers", "selector", "status", "services", "version",
+    "leaderWorkerTemplate", "leaderTemplate", "workerTemplate", "size", "model", "name", "volumes", "items",
+)  # fmt: skip
+"""The keys of what lies around a container that are read, or say nothing by themselves."""
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_LABELS = re.compile(r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I)
+"""Labels of nodes that name their GPUs: GKE's, EKS's, those of NVIDIA's operator, of Karpenter and CoreWeave."""
+_DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
+
+
+def containers(text: str, *, file: str) -> list[Launch]:
+    """Every engine that a YAML file starts. Raises UsageError for what is not YAML, or a form that is not read."""
+    helm = UsageError(
+        f"`{file}` contains Helm values or templates, which specserve cannot read",
+        hint="render the chart with `helm template`, and convert the manifest that it prints",
+    )
+    try:
+        documents = _documents(text, file=file)
+    except UsageError as error:
+        raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
+    found: list[Launch] = []
+    for root in documents:
+        for name, parents, mapping in _mappings(root):
+            if any(key in mapping for key in _HELM):
+                raise helm
+            found += _started(name, parents, mapping, documents)
+    if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
+        raise helm
+    if not found:  # SkyPilot's `run`, a script in a ConfigMap
+        for word, held in ((word, root) for root in documents for word in _words_of(root)):
+            if STARTS.search(word.text) and "\n" in word.text:
+                env = _environment(held) if isinstance(held, dict) else ()
+                known = {name: value.text for name, value in env if not UNKNOWN.search(value.text)}
+                commands = script(word.text, file=file, line=word.span.line, variables=known)
+                found += script_starts(commands, word.text)
+    return found
+
+
+def _documents(text: str, *, file: str) -> list[Any]:
+    """The documents as dictionaries, lists and words: each scalar as it is written, with its place."""
+    findings: list[Finding] = []
+    try:
+        builder = Builder(file, findings)
+        roots = [builder.build(root) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root]
+        reason = findings[0].message if findings else ""
+    except (yaml.YAMLError, RecursionError, ValueError, Stop) as error:
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    if reason:
+        raise UsageError(f"specserve cannot read `{file}` as YAML: {reason}")
+    return [_plain(root, text.split("\n")) for root in roots]
+
+
+def _plain(node: Node, lines: list[str]) -> Any:
+    if node.mapping is not None:
+        return {key: _plain(item, lines) for key, item in node.mapping.items()}
+    if isinstance(node.value, list):
+        return [_plain(item, lines) for item in node.value]
+    if node.value is None:
+        return None
+    span, text = node.span, str(node.value) if node.raw is None else node.raw
+    if lines[span.line - 1][span.column - 1 :].startswith((">", "|")):  # a block begins on the line below
+        span = Span(span.file, span.line + 1, span.column, span.end_line, span.end_column)
+    return Word(text, span)
+
+
+def _mappings(
+    value: Any, name: str = "", parents: tuple[Mapping[str, Any], ...] = ()
+) -> Iterator[tuple[str, tuple[Mapping[str, Any], ...], Mapping[str, Any]]]:
+    """Every mapping of a document in order: its key, the mappings around it, and itself."""
+    if isinstance(value, dict):
+        yield name, parents, value
+        for key, item in value.items():
+            yield from _mappings(item, key, (*parents, value))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _mappings(item, name, parents)
+
+
+def _words_of(value: Any) -> Iterator[Word]:
+    if isinstance(value, Word):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _words_of(item)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    """What lies under these keys, in the first item of a list; None if nothing does."""
+    for key in keys:
+        value = value[0] if isinstance(value, list) and value else value
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _started(
+    key: str, parents: tuple[Mapping[str, Any], ...], mapping: Mapping[str, Any], documents: list[Any]
+) -> list[Launch]:
+    """What a container starts; nothing if the mapping is not a container of an engine."""
+    image = mapping.get("image")
+    root = parents[0] if parents else mapping
+    is_compose = "services" in root
+    parts = [_listed(mapping.get(name)) for name in _COMMAND]
+    text = " ".join(word.text for part in parts for word in part)
+    kserve = _at(root, "kind") if key == "containers" else None
+    uri = _at(root, "spec", "model", "uri") if getattr(kserve, "text", "") == "LLMInferenceService" else None
+    named = isinstance(image, Word) and is_image(_VARIABLE.sub(r"\1", _compose(image.text)))
+    is_other = not (named or STARTS.search(text) or uri) or not (image is None or isinstance(image, Word))
+    if is_other or key == "initContainers":
+        return []
+    shell = bool(_SHELL.search(text))
+    env: dict[str, Word] = {}
+
+    def resolved(value: Word, *, shell: bool = False) -> Word:
+        text = _compose(value.text) if is_compose else _kubernetes(value.text, env, shell=shell)
+        return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
+
+    env.update({name: resolved(word) for name, word in _environment(mapping)})
+    command: list[Word] = []
+    for value in (mapping.get(name) for name in _COMMAND):
+        if isinstance(value, Word):
+            command += _listed(resolved(value, shell=shell))
+        else:
+            command += [resolved(item, shell=shell) for item in _listed(value)]
+    place = next(iter([*command, *([image] if image else [])]), uri or Word("", Span("")))
+    name = mapping.get("name") or mapping.get("container_name")
+    found = Launch("vllm", place, env=env, is_contained=True)
+    found.name = key if is_compose else name.text if isinstance(name, Word) else ""
+    found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
+    found.mounts = [mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)]
+    _add_surroundings(found, parents, mapping, documents)
+    held = resolved(image) if image else None
+    if image and held and held.text != image.text and "$" in image.text:
+        found.notes.append(Note("", f"the image `{held.text}` is the default of a variable", image.span.line))
+    if not uri:
+        return in_container(held, command, None, found)
+    made = in_container(held or Word("vllm/vllm-openai", uri.span), command, None, found)
+    served = _at(root, "spec", "model", "name")
+    for given in made:
+        given.image = held
+        if not given.words or given.words[0].text.startswith("--"):
+            given.words += [Word("--model", uri.span), Word(uri.text.removeprefix("hf://"), uri.span)]
+        if isinstance(served, Word) and not any(word.text.startswith("--served") for word in given.words):
+            given.words += [Word("--served-model-name", served.span), served]
+    return made
+
+
+def _listed(value: Any) -> list[Word]:
+    """A list of words as it is; a text as compose splits it."""
+    if isinstance(value, Word):
+        try:
+            parts = shlex.split(value.text)
+        except ValueError:
+            parts = value.text.split()
+        return [Word(part, value.span) for part in parts]
+    return [item for item in value if isinstance(item, Word)] if isinstance(value, list) else []
+
+
+def _ports(value: Any) -> Iterator[Word]:
+    """Compose's `9000:8000` and `{published, target}`; a `containerPort` of Kubernetes opens nothing."""
+    for item in value if isinstance(value, list) else []:
+        if isinstance(item, Word):
+            yield item
+        elif isinstance(item, dict) and isinstance(target := item.get("target"), Word):
+            outer = item.get("published")
+            yield Word(f"{outer.text}:{target.text}", target.span) if isinstance(outer, Word) else target
+
+
+def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
+    """The mounts of a container as `HOST:CONTAINER`; a volume by name has its name for the host's folder."""
+    pod = parents[-1].get("volumes") if parents else None
+    folders = {
+        item["name"].text: _at(item, "hostPath", "path")
+        for item in (pod if isinstance(pod, list) else [])
+        if isinstance(item, dict) and isinstance(item.get("name"), Word)
+    }
+    for held in (mapping.get("volumes"), mapping.get("volumeMounts")):
+        for item in held if isinstance(held, list) else []:
+            if isinstance(item, Word):
+                yield item.text
+                continue
+            inside = _at(item, "mountPath") or _at(item, "target")
+            source = folders.get(getattr(_at(item, "name"), "text", "")) or _at(item, "source")
+            if isinstance(inside, Word):
+                under = _at(item, "subPath")
+                host = source.text if isinstance(source, Word) else "volume"
+                yield f"{host}{f'/{under.text}' if isinstance(under, Word) else ''}:{inside.text}"
+
+
+def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
+    """Compose's mapping or list of `NAME=value`; Kubernetes' list of `{name, value}`."""
+    for value in (mapping.get("environment"), mapping.get("env"), mapping.get("envs")):
+        pairs = list(value.items()) if isinstance(value, dict) else []
+        for item in value if isinstance(value, list) else []:
+            if isinstance(item, Word):
+                name, sign, text = item.text.partition("=")
+                pairs.append((name, Word(text, item.span) if sign else None))
+            elif isinstance(item, dict) and isinstance(named := item.get("name"), Word):
+                empty = Word("", named.span) if "value" in item else None
+                pairs.append((named.text, item.get("value") or empty))
+        for name, held in pairs:
+            yield name, held if isinstance(held, Word) else Word(unknown(name), Span(""))
+
+
+def _add_surroundings(
+    found: Launch, parents: tuple[Mapping[str, Any], ...], mapping: Mapping[str, Any], documents: list[Any]
+) -> None:
+    """GPUs, nodes and labels, and what is left out: other keys around the container, other services and documents."""
+    devices = _at(mapping, "deploy", "resources", "reservations", "devices")
+    ids, held = _at(devices, "device_ids"), _at(devices, "count") or mapping.get("gpus")
+    limits = [_at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS]
+    found.devices = next((item for item in (held, *limits) if isinstance(item, Word)), None)
+    if isinstance(ids, list) and ids and isinstance(ids[0], Word):
+        found.devices = Word("device=" + ",".join(word.text for word in _listed(ids)), ids[0].span)
+    for part in (*parents, mapping):
+        found.nodes = found.nodes or _at(part, "leaderWorkerTemplate", "size")
+        for key, value in part.items():
+            labels = value.items() if key == "nodeSelector" and isinstance(value, dict) else ()
+            for label, word in labels:
+                if isinstance(word, Word) and _LABELS.search(label):
+                    found.accelerator = word
+                else:
+                    found.left_out.append(f"nodeSelector {label}")
+            is_read = key in (_READ if part is mapping else _PASSED) or key == "nodeSelector" or part is value
+            if is_read or key.startswith("x-") or (key, getattr(value, "text", "")) == ("replicas", "1"):
+                continue
+            if key not in ("resources", "deploy") or _more_than_gpus(value):
+                found.left_out.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
+        if space := _at(part, "metadata", "namespace"):
+            found.left_out.append(f"namespace: {space.text}")
+    services = parents[0].get("services") if parents else None
+    if isinstance(services, dict):
+        found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
+        found.left_out = [text for text in found.left_out if text not in services]
+    for root in documents:
+        kind, kept = _at(root, "kind"), root is (parents[0] if parents else mapping)
+        if isinstance(kind, Word) and not kept:
+            more = [_at(root, "metadata", "name"), _at(root, "spec", "type")]
+            found.left_out.append(
+                " ".join([kind.text, *(word.text for word in more if isinstance(word, Word))])
+            )
+
+
+def _more_than_gpus(value: Any) -> bool:
+    """Whether resources say something besides the GPUs."""
+    words = {
+        key
+        for _, _, mapping in _mappings(value)
+        for key, item in mapping.items()
+        if not isinstance(item, dict)
+    }
+    return bool(words - {*_GPUS, "devices", "driver", "count", "capabilities", "device_ids"})
+
+
+def _compose(text: str) -> str:
+    """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` its default, since nobody sets X."""
+
+    def value(match: re.Match[str]) -> str:
+        kept = {"-": match[3], "+": ""}
+        return kept.get((match[2] or "?")[-1], unknown(match[1] or match[4]))
+
+    text, before = text.replace("$$", _DOLLAR), ""
+    while text != before:  # the innermost first
+        before, text = text, _INNERMOST.sub(value, text)
+    return text.replace(_DOLLAR, "$")
+
+
+def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
+    """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
+    text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], text)
+    return text if shell else _VARIABLE.sub(lambda match: unknown(match[1]), text)

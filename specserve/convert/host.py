@@ -1,0 +1,152 @@
+"""A container's launch as one of the host: paths by its mounts, GPUs and nodes as `hardware`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from specserve.convert.arguments import place_of
+from specserve.convert.command import Sections
+from specserve.convert.launch import Launch
+from specserve.convert.words import UNKNOWN, Note, Word, finding, readable
+from specserve.errors import quoted
+from specserve.hardware.accelerators import catalogue
+from specserve.profile.values import Node
+from specserve.vllm.arguments import VllmTable
+
+_PATHS = (
+    "model", "tokenizer", "chat_template", "download_dir", "hf_config_path", "generation_config", "lora_modules",
+    "speculative_config", "allowed_local_media_path", "tool_parser_plugin", "reasoning_parser_plugin", "ssl_keyfile",
+    "ssl_certfile", "ssl_ca_certs", "load_format_config",
+)  # fmt: skip
+"""The arguments whose values may be paths."""
+_PATH = re.compile(r"(^|[=:])(/[^,;\s\"'{}]*|[\w./-]+\.jinja)$")
+_SIZE = re.compile(r"\d+gb")
+
+
+def on_host(given: Launch, table: VllmTable) -> Launch:
+    """The launch with the host's paths. A path that only the container has is an error, of a cache a note."""
+    if not given.is_contained:
+        return given
+    settings, env, notes, unresolved = dict(given.settings), {}, list(given.notes), list(given.unresolved)
+    used: set[tuple[str, str]] = set()
+
+    def mapped(node: Node, path: str) -> Node:
+        if node.mapping is not None:
+            return replace(
+                node, value={key: mapped(item, f"{path}.{key}") for key, item in node.mapping.items()}
+            )
+        if isinstance(node.value, list):
+            return replace(node, value=[mapped(item, path) for item in node.value])
+        found = _PATH.search(node.value) if isinstance(node.value, str) else None
+        if found is None:
+            return node
+        held = _mount_of(found[2], given.mounts)
+        line = node.span.line
+        if held and held[0]:
+            used.add(held)
+            text = found.string[: found.start(2)] + held[0].rstrip("/") + found[2][len(held[1].rstrip("/")) :]
+            if not UNKNOWN.search(text):
+                notes.append(Note(path, f"it is {quoted(found[2])} in the source's container", line))
+            return replace(node, value=text, raw=text)
+        text = f"{quoted(found[2])} is a path of the source's container, not of the host"
+        unresolved.append(finding("SD105", text, replace(node.span, path=path), help="write the host's path"))
+        return node
+
+    for name, setting in given.settings.items():
+        node = setting.node
+        folder = str(node.value) if name == "download_dir" else ""
+        if folder.startswith("/") and not (_mount_of(folder, given.mounts) or ("", ""))[0]:
+            text = f"`{setting.written} {node.value}` is left out: the host does not have this path of the container"
+            notes.append(Note("", text, setting.place.line))
+            del settings[name]
+        elif name in _PATHS:
+            place = place_of(name, table)
+            settings[name] = replace(setting, node=mapped(node, place))
+    for name, word in given.env.items():
+        if not word.text.startswith("/"):
+            env[name] = word
+            continue
+        held = _mount_of(word.text, given.mounts)
+        used |= {held} if held else set()
+        where = (
+            f", {quoted(readable(held[0] + word.text[len(held[1]) :]))} on the host"
+            if held and held[0]
+            else ""
+        )
+        text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
+        notes.append(Note("", text, word.span.line))
+    left = [
+        f"volume {f'{host}:{path}' if host else path}"
+        for host, path in given.mounts
+        if (host, path) not in used
+    ]
+    left = list(dict.fromkeys(readable(text) for text in (*left, *given.left_out)))
+    if left:
+        text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
+        notes.append(Note("", text, given.place.line))
+    return replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
+
+
+def _mount_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """The innermost mount that a container's path lies in."""
+    holds = [held for held in mounts if f"{path}/".startswith(f"{held[1].rstrip('/')}/")]
+    return max(holds, key=lambda held: len(held[1]), default=None)
+
+
+def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
+    """Fills `hardware` from the container's GPUs and nodes, and from the nodes of vLLM's own executor."""
+    engine, target, hardware = (
+        sections.get("engine", {}),
+        sections["target"],
+        dict(sections.get("hardware", {})),
+    )
+    nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
+    world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
+    is_other = _count(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
+    if given.devices:
+        listed = re.search(r"device=([\w,-]+)", given.devices.text)
+        text = str(len(listed[1].split(","))) if listed else given.devices.text
+        if text.isdigit() and int(text):
+            hardware["count"] = Node(int(text), given.devices.span)
+    if given.nodes and given.nodes.text.isdigit() and int(given.nodes.text) > 1:
+        hardware["nodes"] = Node(int(given.nodes.text), given.nodes.span)
+    if given.accelerator:
+        if name := accelerator_of(given.accelerator.text):
+            hardware["accelerator"] = Node(name, given.accelerator.span)
+            yield Note("hardware.accelerator", f"the source says {quoted(given.accelerator.text)}")
+        else:
+            text = f"specserve does not know the accelerator {quoted(given.accelerator.text)} of the source"
+            yield Note("", text, given.accelerator.span.line)
+    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not is_other:
+        hardware |= {"count": Node(world // _count(nodes), nodes.span), "nodes": engine.pop("nnodes")}
+        rank = engine.pop("node_rank", None)
+        command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
+        text = f"from `--nnodes`; the source starts the node of `{command}`"
+        yield Note("hardware.nodes", text, nodes.span.line)
+    if hardware:
+        sections["hardware"] = hardware
+
+
+def accelerator_of(label: str) -> str | None:
+    """The name in the catalogue for a label such as `nvidia-h100-80gb` or `NVIDIA-A100-SXM4-80GB`."""
+    words = re.split(r"[-_ ]", re.sub(r"(\d) (gb)", r"\1\2", label.lower()))
+    named = [one.name for one in catalogue() if set(one.name.lower().split("-")[:-1]) <= set(words)]
+    sizes = [word for word in words if _SIZE.fullmatch(word)]
+    exact = [name for name in named if name.lower().rpartition("-")[2] in sizes]
+    longest = max((len(name.split("-")) for name in exact or named), default=0)
+    chosen = [name for name in exact or named if len(name.split("-")) == longest]
+    return chosen[0] if len(chosen) == 1 and (exact or not sizes) else None
+
+
+def _count(node: Node | None) -> int:
+    return node.value if node and isinstance(node.value, int) else 1
+
+
+def devices_of(given: Launch) -> Mapping[str, Word]:
+    """The variable that says which GPUs of the host a container got."""
+    listed = re.search(r"device=([\w,-]+)", given.devices.text) if given.devices else None
+    return (
+        {"CUDA_VISIBLE_DEVICES": replace(given.devices, text=listed[1])} if given.devices and listed else {}
+    )

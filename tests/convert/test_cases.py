@@ -1,0 +1,118 @@
+"""Classes of public launch files, each by a reduced file of tests/data/convert, with the right answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.cli.app import _run
+
+DATA = Path(__file__).parents[1] / "data" / "convert"
+QWEN = {"model": "Qwen/Qwen3-8B"}
+SHORT = {**QWEN, "max_model_len": 4096}
+LONG = {**QWEN, "max_model_len": 8192}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+KEEPS_IMAGE = "`specserve render --image vllm/vllm-openai:v0.27.1"
+
+CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
+    "array-changed-in-if.sh": (1, {"target": SHORT}, ['adds `$X` only if `[ -n "${EXTRA:-}" ]`']),
+    "bash-lc.yaml": (
+        0,
+        {"target": {"model": "Qwen/Qwen2.5-Coder-7B-Instruct", "tensor_parallel_size": 2}},
+        ["`ulimit -n 65536`", "vllm/vllm-openai:v0.7.1"],
+    ),
+    "braces-in-a-comment.yml": (0, {"target": LONG}, []),
+    "comment-behind-option.sh": (
+        0,
+        {
+            "target": QWEN, "speculation": NGRAM, "engine": {"max_num_seqs": 2},
+            "server": {"served_model_name": "qwen"},
+        },
+        [],
+    ),
+    "comment-in-array.sh": (0, {"target": SHORT}, []),
+    "comment-with-backslash.sh": (
+        0, {"target": {"model": "Qwen/Qwen3-0.6B"}, "server": {"port": 8000}}, [],
+    ),
+    "docker-model-in-variable.sh": (1, {"target": {"max_model_len": 4096}}, ["reads `$MODEL_HANDLE`"]),
+    "function.sh": (
+        0,
+        {
+            "target": {"model": "org/m"}, "speculation": {"method": "mtp", "num_speculative_tokens": 2},
+            "engine": {"trust_remote_code": True, "kv_cache_dtype": "fp8"},
+            "server": {"host": "127.0.0.1", "port": 8001},
+        },
+        ["nothing in the source calls its function `run`"],
+    ),
+    "hf-home.yml": (
+        0,
+        {"vllm": ">=0.32,<0.33", "target": QWEN, "env": {"HF_HUB_OFFLINE": "1"}},
+        ["`HF_HOME` is left out: `/data/hf`", "`./hf` on the host", "`--download-dir /models` is left out"],
+    ),
+    "if-else-two-starts.sh": (
+        0, {"target": LONG, "speculation": NGRAM}, ["2 engines: 1", "line 4 if `nothing else holds`", "`--pick`"],
+    ),
+    "image-default.yml": (0, {"target": LONG}, ["is the default of a variable", KEEPS_IMAGE]),
+    "image-patch-version.yml": (0, {"target": QWEN}, [f"{KEEPS_IMAGE}-cu129`"]),
+    "kserve-llmisvc.yaml": (0, {"target": SHORT, "server": {"served_model_name": "qwen"}}, []),
+    "leaderworkerset.yaml": (
+        0,
+        {
+            "target": {"model": "org/m", "tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+            "hardware": {"nodes": 2, "count": 8, "accelerator": "H100-80GB"},
+        },
+        ["multi-node-serving.sh"],
+    ),
+    "no-secrets.sh": (
+        0,
+        {
+            "vllm": ">=0.32,<0.33", "target": QWEN,
+            "env": {
+                "MAX_NUM_BATCHED_TOKENS": "8192", "ROUTING_KEY": "abc", "TOKENIZERS_PARALLELISM": "false",
+                "LMCACHE_KEY_PREFIX": "x", "AIBRIX_META_KEY": "kvcache_nodes",
+            },
+        },
+        [],
+    ),
+    "quote-in-bracket.sh": (0, {"target": QWEN}, []),
+    "setup-before-serve.yml": (
+        0,
+        {"target": LONG},
+        ['`pip install "transformers>=5.4"`', "`ulimit -n 65536`", "`python patch.py`; `render` cannot do it"],
+    ),
+    "sglang-unquant.sh": (
+        0,
+        {
+            "target": QWEN, "server": {"port": 30000},
+            "speculation": {
+                "method": "eagle3", "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens": 3
+            },
+        },
+        ["`--speculative-draft-model-quantization unquant` is left out"],
+    ),
+    "subprocess-list.py": (0, {"target": SHORT}, []),
+    "unset-variable-before-model.sh": (
+        1, {"target": SHORT}, ['adds `--disable-custom-all-reduce` only if `[ "$NV" = "1" ] fails`'],
+    ),
+    "variable-changed-in-if.sh": (1, {"target": SHORT}, ['adds `$F` only if `[ -n "$F" ]`']),
+}  # fmt: skip
+
+
+def test_every_file_has_an_answer() -> None:
+    assert {file.name for file in DATA.iterdir()} == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_launch_file_gives_the_profile_and_the_notes_of_its_class(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, profile, said = CASES[name]
+    assert _run(["convert", str(DATA / name)]) == code
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out) == profile
+    head = " ".join(line.strip(" #") for line in out.splitlines() if line.strip().startswith("#"))
+    for text in said:
+        assert text in head and text in err.replace("\n", " ")
