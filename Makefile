@@ -22,7 +22,7 @@ VERSIONS := tests/cli tests/convert tests/metrics tests/models tests/serve
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev heads demo test quick check lint site fmt unit installed engine vllm versions sglang soak clean
+.PHONY: help setup dev demo test quick check lint site fmt unit installed engine vllm versions sglang soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -37,9 +37,6 @@ demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C 
 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev
-
-heads: python ## setup, and .venv-heads, where `distill` trains EAGLE-3 heads, too
-	@$(PYTHON) scripts/setup.py --heads
 
 test: dev ## everything that CI runs
 	@rm -rf "$(ELSEWHERE)" && mkdir -p "$(ELSEWHERE)"
@@ -97,7 +94,7 @@ sglang: dev ## SGLang's options against its wheel; SGLANG=wheel (default: downlo
 	$(if $(SGLANG),cp $(SGLANG) build/sglang,$(BIN)/pip download -q --no-deps --dest build/sglang sglang==0.5.23)
 	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
 
-soak: $(if $(PART),heads,dev) ## not for CI: lists its parts and how long each takes; PART=load,verify runs these, PART=all every one
+soak: dev ## not for CI: lists its parts and how long each takes; PART=load,verify runs these, PART=all every one
 	@$(OFFLINE) SOAK=$(SOAK) $(BIN)/python -m tests.soak $(PART)
 
 clean: ## remove .venv, the widened model and all caches

@@ -24,7 +24,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "build" / "setup.log"
 REQUIREMENTS = ROOT / "scripts/cpu_engine/requirements.txt"
-HEADS = ROOT / "scripts/cpu_engine/heads.txt"
 SHIM = ROOT / "scripts/cpu_engine/vllm_cpu_shim"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI has no +cpu build of torch
 # Byte code of all packages would double the time; that of the largest is made in a step of its own, on all cores.
@@ -237,31 +236,12 @@ def set_up(venv: Path, *, dev: bool) -> None:
         )
 
 
-def set_up_heads(venv: Path) -> None:
-    """An environment on top of the engine's, `VENV-heads`, where `distill` trains EAGLE-3 heads."""
-    heads = venv.with_name(f"{venv.name}-heads")
-    python, step = str(heads / "bin/python"), Step("heads", "speculators, for heads", (HEADS,), 350, [])
-    if is_usable(heads) and not pending([step], heads):
-        return
-    check_disk(step.disk_mb, free_mb=shutil.disk_usage(ROOT).free // 1_000_000)
-    engine = str(venv / "bin/python")
-    perform("environment for heads", [[engine, "-m", "venv", "--without-pip", "--clear", str(heads)]])
-    (place,), (below,) = ((one / "lib").glob("python3*/site-packages") for one in (heads, venv))
-    (place / "engine.pth").write_text(f"{below}\n{ROOT}\n", encoding="utf-8")
-    pip = [engine, "-m", "pip", "--python", python, *PIP[2:], "--no-deps", "-r", str(HEADS)]
-    perform(step.title, [pip])
-    (heads / ".done").mkdir()
-    (heads / ".done" / "place").write_text(str(heads), encoding="utf-8")
-    (heads / ".done" / step.name).write_text(digest(step.inputs), encoding="utf-8")
-
-
 def main() -> int:
     """0: done; 1: a step failed or this machine is not supported; 130, 143: interrupted."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dev", action="store_true", help="also what the tests need")
-    parser.add_argument("--heads", action="store_true", help="also what trains EAGLE-3 heads, in DIR-heads")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="DIR")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -278,8 +258,6 @@ def main() -> int:
     try:
         check_python(sys.version_info[:2], has_venv=importlib.util.find_spec("ensurepip") is not None)
         set_up(args.venv.absolute(), dev=args.dev)
-        if args.heads:
-            set_up_heads(args.venv.absolute())
     except SetupError as error:
         print(f"error: {error.args[0]}\nhint: {error.args[1]}", file=sys.stderr)
         return 1

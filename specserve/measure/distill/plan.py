@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +103,7 @@ class DistillPlan:
     launch: LaunchPlan
     """The target alone."""
     draft: Path
-    target: Path | None
-    """The folder of the target, for a head: it learns from the target's hidden states."""
     traffic: Split
-
-    @property
-    def k(self) -> int:
-        """Guesses in a step; 4 if the profile does not say it."""
-        return self.block.num_speculative_tokens or 4
 
     @property
     def max_tokens(self) -> int:
@@ -123,14 +114,12 @@ class DistillPlan:
     def questions(self) -> list[dict[str, Any]]:
         """The lines for `generate`; an id begins with its part.
 
-        Each prompt is answered at its own temperature. A draft model learns from the likeliest
-        tokens of each position, a head from the target itself.
+        Each prompt is answered at its own temperature; the draft learns from the likeliest tokens.
         """
         parts = {"train": self.traffic.train, "validation": self.traffic.validation}
-        likeliest = 1 if self.target else 10
         return [
             line_of(prompt, f"{part}/{number}", self.max_tokens)
-            | {"temperature": prompt.temperature or 0.0, "logprobs": likeliest}
+            | {"temperature": prompt.temperature or 0.0, "logprobs": 10}
             for part, prompts in parts.items()
             for number, prompt in enumerate(prompts)
         ]
@@ -178,31 +167,21 @@ def plan_distillation(
         raise UsageError("`distill` cannot read a profile from stdin: it could not be resumed")
     traffic = read_split(Path(request.traffic))
     block = load_profile(request.profile).speculation
-    is_head = block is not None and block.method == "eagle3"
-    if block is None or not block.model or not (is_head or block.method == "draft_model"):
+    if block is None or not block.model or block.method != "draft_model":
         method = f"it speculates by `{block.method}`" if block else "it does not speculate"
         raise UsageError(
-            f"`{request.profile}` has no draft model or EAGLE-3 head to train: {method}",
-            hint="`specserve drafts` lists drafts to begin with",
+            f"`{request.profile}` has no draft model to train: {method}",
+            hint="`specserve drafts` lists draft models; docs/distill.md says what trains heads",
         )
     if block.keys.get("parallel_drafting"):
         raise UsageError("`distill` does not train a draft with parallel drafting")
-    if is_head and find_spec("speculators") is None:
-        raise UsageError(
-            f"an EAGLE-3 head is trained by the library speculators, and {sys.executable} lacks it",
-            hint="docs/distill.md says how it is installed",
-        )
     options = LaunchOptions(alternative="baseline", starts=starts, check=starts)
     profile, launch = prepare(request.profile, options, notices=notices)
-    draft = _folder(block.model, block.keys.get("revision"), what="draft")
-    revision = profile.target.revision
-    target = _folder(profile.target.model, revision, what="target") if is_head else None
-    return DistillPlan(request, profile, block, launch, draft, target, traffic)
-
-
-def _folder(model: str, revision: str | None, *, what: str) -> Path:
-    folder = local_path(model) or find_snapshot(model, revision=revision, cache=hub_cache())
-    if folder is None:
+    revision = block.keys.get("revision")
+    draft = local_path(block.model) or find_snapshot(
+        block.model, revision=revision, cache=hub_cache()
+    )
+    if draft is None:
         hint = "`specserve pull PROFILE` downloads it"
-        raise FactError(f"the {what} `{model}` is not in the Hub cache", hint=hint)
-    return folder
+        raise FactError(f"the draft `{block.model}` is not in the Hub cache", hint=hint)
+    return DistillPlan(request, profile, block, launch, draft, traffic)

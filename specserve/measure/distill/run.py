@@ -89,10 +89,8 @@ def run_distillation(
         say(f"training for {plan.request.train_for_s / 60:.0f} minutes at most")
         request = {
             "draft": str(plan.draft),
-            "target": str(plan.target) if plan.target else None,
             "answers": str(answers),
             "out": str(folder),
-            "k": plan.k,
             "budget_s": plan.request.train_for_s,
             "epochs": 20,
         }

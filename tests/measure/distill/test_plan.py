@@ -92,10 +92,7 @@ def test_another_profile_traffic_or_time_has_another_folder_and_only_its_owner_r
         ("{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}", "speculates by `ngram`"),
         ("{method: suffix, num_speculative_tokens: 3}", "speculates by `suffix`"),
         (PAIR.replace("}", ", parallel_drafting: true}"), "with parallel drafting"),
-        (
-            "{method: eagle3, model: org/head, num_speculative_tokens: 3}",
-            "trained by the library speculators",
-        ),
+        ("{method: eagle3, model: org/head, num_speculative_tokens: 3}", "speculates by `eagle3`"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
