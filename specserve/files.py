@@ -50,7 +50,7 @@ def read_start(path: Path, limit_bytes: int) -> bytes:
         if stat.S_ISREG(path.lstat().st_mode):  # to open a pipe would wake who writes to it
             with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                 return file.read(limit_bytes)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         pass
     return b""
 

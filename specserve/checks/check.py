@@ -23,7 +23,7 @@ from specserve.profile.schema import Profile
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.models.tokenizers import TokenizerComparison
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def _with_tokenizers(
     context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...]
 ) -> Context:
     """The context with each draft model's tokenizer against the target's, or the one named."""
-    from specserve.models.tokenizercompare import compare
+    from specserve.models.tokenizers import compare
 
     paths = ("target.tokenizer", "engine.tokenizer_revision")
     if context.target is None or any(item.path in paths for item in unread):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
-    from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.models.tokenizers import TokenizerComparison
 
 ERROR, WARNING, INFO = Severity
 Need = Literal["nothing", "models", "hardware", "vllm"]

@@ -13,7 +13,7 @@ from specserve.memory.kv import kv_cache
 from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen_bytes
 from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.config import text_config
-from specserve.models.layers import is_rough
+from specserve.models.sizes import is_rough
 
 Basis = Literal["vllm", "headers", "published"]
 MemoryVerdict = Literal["fit", "tight", "unknown", "does_not_fit"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specserve.memory.inputs import MemoryInputs
 from specserve.models.config import prediction_layers, text_config
-from specserve.models.layers import (
+from specserve.models.sizes import (
     Layer,
     Serving,
     attention_bytes,

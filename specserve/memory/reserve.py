@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specserve.memory.inputs import MemoryInputs
 from specserve.models.config import integer, text_config
-from specserve.models.layers import number_bytes
+from specserve.models.sizes import number_bytes
 
 GIB = 2**30
 _INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.memory.inputs import MemoryInputs
-from specserve.models.config import integer, quantization_of, text_config
-from specserve.models.layers import LAYER_COUNT, model_family
-from specserve.models.weights import Weights, weights_of
+from specserve.models.config import LAYER_COUNT, integer, quantization_of, text_config
+from specserve.models.sizes import Weights, model_family, weights_of
 from specserve.vllm.sharding import Ranks
 
 

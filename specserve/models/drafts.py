@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from specserve.models.families import plain_name, tokenizer_family
+from specserve.models.tokenizers import plain_name, tokenizer_family
 
 AS_OF = "2026-11-23"
 """The day on which the catalogue was last compared with its sources."""

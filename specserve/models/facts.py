@@ -52,7 +52,6 @@ class ModelFacts:
     """As the profile names it: a Hub id, or a path."""
     origin: Origin
     config: Mapping[str, Any] = field(repr=False)
-    """config.json."""
     revision: str | None = None
     commit: str | None = None
     """The Hub commit that was read; None for a directory."""
@@ -80,10 +79,9 @@ def published(model: str) -> ModelFacts | None:
 
     It has no files, no tensors and no commit: nobody has read these here.
     """
-    if entry := _published().get(model):
-        is_whole = entry.get("is_whole", False)
-        return ModelFacts(model, "published", entry["config"], is_whole=is_whole)
-    return None
+    entry = _published().get(model, {})
+    is_whole = entry.get("is_whole", False)
+    return ModelFacts(model, "published", entry["config"], is_whole=is_whole) if entry else None
 
 
 @lru_cache

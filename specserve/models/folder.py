@@ -1,7 +1,8 @@
-"""A model's files: which ones vLLM reads, the headers of its weights, its configuration."""
+"""A model's files, read up to a limit: JSON objects, headers of weights, what vLLM loads."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ from typing import Any, TypeVar
 from specserve.errors import FactError, quoted, system_reason
 from specserve.files import open_regular
 from specserve.models.facts import BITS, CONFIG, TOKENIZER, ModelFacts, ModelFile, Origin, Tensor
-from specserve.models.jsonfile import parse_object, read_object
 
-GENERATION = "generation_config.json"
+_GENERATION = "generation_config.json"
+MAX_BYTES = 64 << 20
+"""Of what is read as a whole; the largest public tokenizer.json (262,144 entries) has 33 MB."""
 _MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
 _INDEX = {
@@ -43,22 +45,41 @@ def at_once(work: Callable[[str], _Result], names: Iterable[str]) -> list[_Resul
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def read_regular(path: Path, *, limit_bytes: int) -> bytes:
+    """A regular file's bytes. Raises FactError for anything else, and for more than the limit."""
+    try:
+        with open_regular(path) as stream:
+            data = stream.read(limit_bytes + 1)
+    except OSError as error:
+        raise FactError(f"cannot read `{path}`: {system_reason(error)}") from error
+    if len(data) > limit_bytes:
+        raise FactError(f"`{path}` is larger than {limit_bytes >> 20} MiB")
+    return data
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises FactError."""
+    return _parse_object(read_regular(path, limit_bytes=MAX_BYTES), where=f"`{path}`")
+
+
+def _parse_object(data: bytes, *, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FactError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FactError(f"{where} is not a JSON object")
+    return value
+
+
 def _list_files(folder: Path) -> dict[str, ModelFile]:
     """The regular files of a directory by name, without those further below. Raises FactError."""
-    files = {}
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                with suppress(OSError):  # a link that leads nowhere
-                    if entry.is_file():
-                        size = entry.stat().st_size
-                        files[entry.name] = ModelFile(size, path=Path(entry.path))
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise FactError(f"there is no directory `{folder}`", cause="not_found") from error
-    except OSError as error:
-        reason = system_reason(error)
-        raise FactError(f"cannot read the directory `{folder}`: {reason}") from error
-    return dict(sorted(files.items()))
+        paths = sorted(path for path in folder.iterdir() if path.is_file())
+        return {path.name: ModelFile(path.stat().st_size, path=path) for path in paths}
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        text = f"there is no directory `{folder}` to read: {system_reason(error)}"
+        raise FactError(text, cause="not_found") from error
 
 
 def _weight_files(names: Iterable[str], folder: Path) -> tuple[str, ...]:
@@ -70,7 +91,7 @@ def _weight_files(names: Iterable[str], folder: Path) -> tuple[str, ...]:
     for pattern, index in _INDEX.items():
         found = [name for name in top if fnmatchcase(name, pattern)]
         if index in top and (found or pattern == "*.safetensors"):
-            mapping = read_object(folder / index, where=index).get("weight_map")
+            mapping = read_object(folder / index).get("weight_map")
             listed = mapping.values() if isinstance(mapping, dict) else ()
             if not listed or not all(isinstance(name, str) and "/" not in name for name in listed):
                 raise FactError(f"`{index}` has no `weight_map` from tensors to files beside it")
@@ -98,7 +119,7 @@ def read_header(path: Path) -> Tensors:
         raise FactError(f"cannot read `{name}`: {system_reason(error)}") from error
     if len(start) < 8 or len(data) < length:
         raise FactError(f"`{name}` is truncated, a Git LFS pointer, or not a safetensors file")
-    content = parse_object(data, where=f"the header of `{name}`")
+    content = _parse_object(data, where=f"the header of `{name}`")
     content.pop("__metadata__", None)
     return tensors_of(content, name=name, room_bytes=size - 8 - length)
 
@@ -139,24 +160,15 @@ def read_folder(
     What has a tokenizer and no weights needs no configuration. `files`: those of a model whose
     small files alone lie there; `read`: the header of one of its weight files.
     """
-    place = model if files else str(folder)
     files = _list_files(folder) if files is None else files
-    broken = dict[str, str]()
-    generation, weights = None, tuple[str, ...]()
-    try:
-        weights = _weight_files(files, folder)
-    except FactError as error:
-        broken[_INDEX["*.safetensors"]] = error.message
+    generation, weights, broken = None, _weight_files(files, folder), dict[str, str]()
     if CONFIG not in files and (weights or TOKENIZER not in files):
         cause = "unsupported" if "params.json" in files else "broken"  # Mistral's own format
         hint = "check that it is a model, and whole"
-        raise FactError(f"`{place}` has no {CONFIG}", hint=hint, cause=cause)
-    config = read_object(folder / CONFIG, where=f"{place}/{CONFIG}") if CONFIG in files else {}
-    try:
-        if GENERATION in files:
-            generation = read_object(folder / GENERATION, where=GENERATION)
-    except FactError as error:
-        broken[GENERATION] = error.message
+        raise FactError(f"`{model if read else folder}` has no {CONFIG}", hint=hint, cause=cause)
+    config = read_object(folder / CONFIG) if CONFIG in files else {}
+    with suppress(FactError):  # vLLM too does without one that cannot be read
+        generation = read_object(folder / _GENERATION) if _GENERATION in files else None
 
     def header(name: str) -> Tensors | FactError:
         try:
@@ -173,8 +185,6 @@ def read_folder(
             tensors |= said
     is_known = is_known and all(tensor.dtype in BITS for tensor in tensors.values())
     broken |= {name: f"`{name}` is missing" for name in weights if name not in files}
-    empty = [name for name in weights if name in files and files[name].size_bytes == 0]
-    broken |= {name: f"`{name}` is empty" for name in empty}
     return ModelFacts(
         model,
         origin,

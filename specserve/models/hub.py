@@ -20,9 +20,8 @@ from typing import Any
 
 from specserve.errors import FactError
 from specserve.files import write_whole
-from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.folder import Tensors, at_once, is_small, read_folder, tensors_of
-from specserve.models.jsonfile import read_regular
+from specserve.models.facts import ModelFacts, ModelFile, Tensor
+from specserve.models.folder import at_once, is_small, read_folder, read_regular, tensors_of
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
@@ -33,21 +32,9 @@ NOT_READ = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 """What no launch reads; of the other weights it reads one kind."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _REFUSALS = {
-    "GatedRepoError": (
-        "gated",
-        "it is gated, and the Hub gave you no access",
-        "accept the licence on its page, then run `hf auth login` or set HF_TOKEN",
-    ),
-    "RevisionNotFoundError": (
-        "not_found",
-        "the Hub has no such revision",
-        "name a branch, a tag or a commit",
-    ),
-    "RepositoryNotFoundError": (
-        "not_found",
-        "the Hub has no such repository, or does not show it to you",
-        "check the name; a private repository needs HF_TOKEN, or `hf auth login`",
-    ),
+    "GatedRepoError": ("gated", "it is gated", "accept the licence on its page, and set HF_TOKEN"),
+    "RevisionNotFoundError": ("not_found", "no such revision", "name a branch or a commit"),
+    "RepositoryNotFoundError": ("not_found", "no such repository", "a private one needs HF_TOKEN"),
 }
 """By the library's error: our cause, what is said, and what can be done."""
 
@@ -115,13 +102,12 @@ def read_from_hub(model: str, *, revision: str | None = None) -> ModelFacts:
             for name in sorted(sizes)
         }
 
-        def header(name: str) -> Tensors:
+        def header(name: str) -> Mapping[str, Tensor]:
             try:
                 found = api.parse_safetensors_file_metadata(model, name, revision=info.sha)
             except SafetensorsParsingError as error:
                 raise FactError(f"the header of `{name}` cannot be read: {error}") from error
             entries = {key: vars(entry) for key, entry in found.tensors.items()}
-            # less than the header is long may be missing: the library does not tell its length
             return tensors_of(entries, name=name, room_bytes=sizes[name])
 
         facts = read_folder(folder, model, "hub", files=files, read=header)
@@ -130,10 +116,7 @@ def read_from_hub(model: str, *, revision: str | None = None) -> ModelFacts:
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
     """The commit that a branch has now. Raises FactError."""
-    if revision and COMMIT.fullmatch(revision):
-        return revision
-    with _asking(model, revision):
-        return str(_info(model, revision).sha)
+    return str(_info(model, revision).sha)
 
 
 def derived_drafts(target: str) -> list[tuple[str, str | None]]:
@@ -218,11 +201,12 @@ def _api() -> Any:
 def _info(model: str, revision: str | None) -> Any:
     from huggingface_hub import constants
 
-    at, timeout = revision or "main", constants.HF_HUB_DOWNLOAD_TIMEOUT
-    info = _api().model_info(model, revision=at, files_metadata=True, timeout=timeout)
-    if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
-        raise ValueError("it answers without a commit, or without files")
-    return info
+    with _asking(model, revision):
+        at, timeout = revision or "main", constants.HF_HUB_DOWNLOAD_TIMEOUT
+        info = _api().model_info(model, revision=at, files_metadata=True, timeout=timeout)
+        if not COMMIT.fullmatch(str(info.sha)) or info.siblings is None:
+            raise ValueError("it answers without a commit, or without files")
+        return info
 
 
 def _fetch(model: str, commit: str, names: Iterable[str], *, cache: Path) -> None:

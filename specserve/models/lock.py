@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specserve.errors import FactError, system_reason
-from specserve.files import open_regular
+from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, Tensor
-from specserve.models.folder import is_small, read_folder
+from specserve.models.folder import MAX_BYTES, is_small, read_folder, read_object, read_regular
 from specserve.models.hub import COMMIT, current_commit
-from specserve.models.jsonfile import read_object
 
 VERSION = 1
 
@@ -59,7 +57,7 @@ def read_lock(file: Path) -> Lock | None:
     if not os.path.lexists(file):
         return None
     try:
-        content = read_object(file, where=file.name)
+        content = read_object(file)
         if content["version"] != VERSION:
             raise ValueError(f"its format is not version {VERSION}")
         return Lock(file, tuple(map(_facts, content["models"])), str(content["created"]))
@@ -125,14 +123,11 @@ def hashed(facts: ModelFacts) -> ModelFacts:
     """
     files = {}
     for name, file in facts.files.items():
-        digest, is_code = None, name.endswith(".py") and facts.commit is None
-        if facts.commit is None and file.path and (is_small(name) or is_code):
-            try:
-                with open_regular(file.path) as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-            except OSError as error:
-                raise FactError(f"cannot read `{file.path}`: {system_reason(error)}") from error
-        if name in facts.weight_files or is_small(name) or is_code:
+        is_text = is_small(name) or (name.endswith(".py") and facts.commit is None)
+        digest = None
+        if is_text and facts.commit is None and file.path:
+            digest = hashlib.sha256(read_regular(file.path, limit_bytes=MAX_BYTES)).hexdigest()
+        if is_text or name in facts.weight_files:
             files[name] = ModelFile(file.size_bytes, digest)
     return replace(facts, files=files)
 
@@ -147,14 +142,13 @@ def identity(facts: ModelFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One model that is not as its lock says, at a path of the profile."""
+    """One model that is not as its lock says, at a path of the profile; `detail`: what changed."""
 
     path: str
     kind: Literal["changed", "moved", "unlocked", "unreadable"]
     model: str
     """Or the lock itself, if it cannot be read."""
     detail: tuple[str, ...] = ()
-    """What changed: files, or the new commit."""
 
 
 def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) -> Drift | None:

@@ -11,32 +11,27 @@ from specserve.errors import FactError
 from specserve.models.facts import ModelFacts
 from specserve.models.folder import read_folder
 from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub
-from specserve.models.jsonfile import read_regular
 
 _HUB_ID = re.compile(
     r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_.-][\w.-]{0,95})?", re.ASCII
 )
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]{0,250}", re.ASCII)
+_READS = "specserve reads directories and Hub ids of safetensors"
 
 
 def read_model(
-    model: str,
-    *,
-    revision: str | None = None,
-    folder: Path | None = None,
-    offline: bool = False,
+    model: str, *, revision: str | None = None, folder: Path | None = None, offline: bool = False
 ) -> ModelFacts:
     """What is known of a model: its configuration, its files, its tensors.
 
     A model that lies in the Hub cache with its weights is read from there, without asking the Hub.
-    `folder`: where a relative path starts, by default the current directory. Raises
-    FactError for a model that cannot be had, and for broken files.
+    `folder`: where a relative path starts, by default the current directory. Raises FactError for
+    a model that cannot be had, and for broken files.
     """
     place = local_path(model, folder=folder)
     if place is not None:
         if place.is_file():
-            text = f"`{model}` is a file: specserve reads directories of models"
-            raise FactError(text, cause="unsupported")
+            raise FactError(f"`{model}` is a file: {_READS}", cause="unsupported")
         return replace(read_folder(place, model, "directory"), revision=revision)
     refuse_no_hub_id(model, revision=revision)
     known = None
@@ -52,9 +47,8 @@ def read_model(
         return read_from_hub(model, revision=revision)
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
-    hint = "with the Hub, `specserve lock PROFILE` records it; `specserve pull PROFILE` fetches it"
     text = f"`{model}`{at} is not in the Hub cache, and {why}"
-    raise FactError(text, hint=hint, cause="offline")
+    raise FactError(text, hint="`specserve pull PROFILE` fetches it", cause="offline")
 
 
 def local_path(model: str, *, folder: Path | None = None) -> Path | None:
@@ -74,20 +68,9 @@ def local_path(model: str, *, folder: Path | None = None) -> Path | None:
 def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
     """Raises FactError if these cannot be a repository and a revision of the Hub."""
     if re.search(r"(?i)^[a-z][a-z0-9+.-]*://|gguf(:|$)", model):
-        text = f"`{model}` is a URL or GGUF: specserve reads directories and Hub ids of safetensors"
-        raise FactError(text, cause="unsupported")
+        raise FactError(f"`{model}` is a URL or GGUF: {_READS}", cause="unsupported")
     if not _HUB_ID.fullmatch(model):
-        text = f"`{model}` is neither a directory nor a Hub id"
-        hint = "a Hub id is ORGANISATION/NAME; a path starts with ./"
+        text, hint = f"`{model}` is neither a directory nor a Hub id", "a path starts with ./"
         raise FactError(text, hint=hint, cause="not_found")
     if revision is not None and not _REVISION.fullmatch(revision):
         raise FactError(f"`{revision}` cannot be a revision of `{model}`", cause="not_found")
-
-
-def model_note(folder: Path) -> str | None:
-    """The sentence in NOTE.txt of a model's folder, for whoever uses it; None if none is there."""
-    try:
-        data = read_regular(folder / "NOTE.txt", limit_bytes=500)
-    except (FactError, ValueError):  # ValueError: a null byte in the name
-        return None
-    return " ".join(data.decode(errors="replace").split()) or None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from specserve.errors import FactError, TrafficError
+from specserve.files import read_start
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import requests
@@ -130,12 +131,11 @@ class Client:
 
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server is on this host and names one."""
-        from specserve.models.read import model_note
-
         if urlsplit(self.root).hostname not in _HERE:
             return None
         folder = self.models().get(model, {}).get("root")
-        return model_note(Path(folder)) if isinstance(folder, str) else None
+        data = read_start(Path(folder) / "NOTE.txt", 500) if isinstance(folder, str) else b""
+        return " ".join(data.decode(errors="replace").split()) or None
 
     def post(
         self,

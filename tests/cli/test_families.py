@@ -14,7 +14,7 @@ import yaml
 from specserve.cli.app import _run
 from specserve.models.drafts import catalogue
 from specserve.models.facts import _FILE as PUBLISHED
-from specserve.models.families import _FILE, tokenizer_family
+from specserve.models.tokenizers import _FILE, tokenizer_family
 
 Write = Callable[..., Path]
 Findings = Callable[..., list[dict[str, Any]]]

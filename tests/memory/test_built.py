@@ -11,7 +11,7 @@ from specserve.hardware.accelerators import Accelerator, Machine
 from specserve.memory.inputs import MemoryInputs
 from specserve.memory.kv import kv_cache
 from specserve.memory.weights import draft_bytes, per_gpu, target_weights
-from specserve.models.layers import is_rough
+from specserve.models.sizes import is_rough
 from tests.memory.models import FOLDER, recorded
 
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (FOLDER / "built.jsonl").read_text().splitlines()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.models.drafts import AS_OF, Draft, catalogue, drafts_for
-from specserve.models.families import plain_name
+from specserve.models.tokenizers import plain_name
 from specserve.vllm.speculation import METHODS
 
 ENTRIES = [pytest.param(entry, id=f"{entry.target}, {entry.model or entry.method}") for entry in catalogue()]

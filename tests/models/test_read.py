@@ -199,10 +199,10 @@ def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path
         {"weight_map": {"a": []}},
     ],
 )
-def test_an_index_that_is_none_is_broken(tmp_path: Path, index: object) -> None:
+def test_an_index_that_is_none_is_an_error(tmp_path: Path, index: object) -> None:
     write_model(tmp_path, files={"model.safetensors.index.json": json.dumps(index).encode()})
-    facts = read_model(str(tmp_path))
-    assert facts.tensors is None and "has no `weight_map`" in facts.broken["model.safetensors.index.json"]
+    with pytest.raises(FactError, match="has no `weight_map`"):
+        read_model(str(tmp_path))
 
 
 def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) -> None:
@@ -228,11 +228,9 @@ def test_a_model_in_mistrals_own_format_is_not_read_and_not_called_broken(tmp_pa
     assert error.value.cause == "unsupported"
 
 
-def test_a_generation_config_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
+def test_a_generation_config_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     write_model(tmp_path, files={"generation_config.json": b"{"})
-    facts = read_model(str(tmp_path))
-    assert facts.generation_config is None
-    assert str(tmp_path) not in facts.broken["generation_config.json"]  # this goes into locks
+    assert read_model(str(tmp_path)).generation_config is None
 
 
 def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:

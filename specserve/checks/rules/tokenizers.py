@@ -8,8 +8,7 @@ from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations
 from specserve.checks.rules.revisions import is_hub_id
 
 if TYPE_CHECKING:
-    from specserve.models.families import TokenizerFamily
-    from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.models.tokenizers import TokenizerComparison, TokenizerFamily
 
 OFTEN = 0.02
 """Share of the ids: from here on, most drafts end early."""
@@ -39,7 +38,7 @@ def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
     is_overridden = _overrides_size(variant) or engine.get("hf_config_path") is not None
     if not is_wanted or is_overridden or (found and found.verdict != "not_checked"):
         return None
-    from specserve.models.families import tokenizer_family
+    from specserve.models.tokenizers import tokenizer_family
 
     target, draft, ids = (
         tokenizer_family(name) if name and is_hub_id(name) else None

@@ -22,10 +22,9 @@ from specserve.memory.estimate import estimate as estimate_memory
 from specserve.memory.inputs import MemoryInputs
 from specserve.memory.kv import kv_cache
 from specserve.memory.weights import draft_bytes, per_gpu, target_weights
-from specserve.models.config import integer, text_config
+from specserve.models.config import LAYER_COUNT, integer, text_config
 from specserve.models.facts import published
-from specserve.models.layers import LAYER_COUNT, number_bytes
-from specserve.models.weights import Weights, weights_of
+from specserve.models.sizes import Weights, number_bytes, weights_of
 from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import METHODS

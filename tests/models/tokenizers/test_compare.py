@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.tokenizercompare import compare
+from specserve.models.tokenizers import compare
 from tests.models.tokenizers.made import document, swapped
 
 Make = Callable[..., ModelFacts]

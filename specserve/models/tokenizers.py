@@ -1,21 +1,89 @@
-"""Target's tokenizer against the draft's: what the target's ids mean to the draft.
+"""Whose token ids mean the same: by the names of published models, and by two tokenizer.json.
 
-The tokenizers library reads tokenizer.json; what has none is not compared.
+The tokenizers library reads the files; what has none is not compared.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from specserve.errors import FactError
 from specserve.models.config import text_config, whole
 from specserve.models.facts import TOKENIZER, ModelFacts
-from specserve.models.jsonfile import read_regular
+from specserve.models.folder import MAX_BYTES, read_regular
 
-_MAX_TOKENIZER_BYTES = 64 << 20
-"""The largest public tokenizer.json (262,144 entries) has 33 MB."""
+_FILE = Path(__file__).with_name("families.json")
+_STORED = re.compile(
+    r"[-_.](?:fp8|fp4|nvfp4(?:a16)?|mxfp[48](?:a16)?|int[48]|awq|gptq|autoround|quantized|dynamic|block|bnb|[48]bit|"
+    r"w\d+a(?:fp)?\d+|bf16|fp16|hf|gguf|kv|marlin|sym|qat|g\d+|q\d\w*)(?=[-_.]|$)"
+)
+"""A word of a repository's name that says how the weights are stored."""
+_NO_MODEL = re.compile(
+    r"[-_.](?:eagle[-.]?\d?|dflash\d?|medusa|speculator|draft|drafter|mtp|embedding|reranker)(?![a-z])"
+)
+"""A word of a head, or of a model that generates nothing."""
+_COPY = re.compile(
+    r"(?:[-_.:](?:\d+[bmke]?|a\d+b?|v\d+|instruct|chat|it|base|thinking|preview|unsloth))*"
+)
+"""What may follow the model's name in that of a copy: a fine-tune may have tokens of its own."""
+
+
+class TokenizerFamily(NamedTuple):
+    """The family of one model, with its `vocab_size` and the public source of both."""
+
+    name: str
+    vocab_size: int
+    source: str
+    date: str
+    """When the source was written, or read if it shows no date."""
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[dict[str, TokenizerFamily | None], frozenset[str]]:
+    """Families by the start of an id (None: no source decides), and the publishers of copies.
+
+    In lower case; these starts stand there without their publisher, too: `/qwen3`.
+    """
+    data: dict[str, Any] = json.loads(_FILE.read_bytes())
+    families: dict[str, TokenizerFamily | None] = dict.fromkeys(map(str.lower, data["undecided"]))
+    for name, entries in data["families"].items():
+        for size, source, starts in entries:
+            family = TokenizerFamily(name, size, *data["sources"][source])
+            families |= dict.fromkeys(map(str.lower, starts), family)
+    families |= {start[start.index("/") :]: family for start, family in families.items()}
+    return families, frozenset(map(str.lower, data["copies"]))
+
+
+def plain_name(model: str) -> str:
+    """The repository's name in lower case, without its owner and words for a quantization."""
+    return _STORED.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
+
+
+def tokenizer_family(model: str) -> TokenizerFamily | None:
+    """The tokenizer family of an id of the Hub; None if no source decides it."""
+    families, copies = _table()
+    owner, _, name = model.lower().partition("/")
+    name = f"/{name}"
+    if _NO_MODEL.search(name):
+        return None
+    start = _start(owner + name, families)
+    if start is None and owner in copies:
+        name = _STORED.sub("", name)
+        start = _start(name, families)
+        start = start if start and _COPY.fullmatch(name, len(start)) else None
+    return families[start] if start else None
+
+
+def _start(model: str, known: dict[str, Any]) -> str | None:
+    """The longest known start of a name: all of it, or what stands before one of `-_:`."""
+    ends = (end for end in range(len(model), 0, -1) if model[end : end + 1] in ("", "-", "_", ":"))
+    return next((model[:end] for end in ends if model[:end] in known), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +149,7 @@ def _read(facts: ModelFacts, most: int | None) -> Mapping[int, str]:
     file = facts.files.get(TOKENIZER)
     if file is None or file.path is None:
         raise FactError(f"there is no `{TOKENIZER}` of `{facts.model}` at hand")
-    where = f"{facts.model}/{TOKENIZER}"
-    data = read_regular(file.path, limit_bytes=_MAX_TOKENIZER_BYTES, where=where)
+    data = read_regular(file.path, limit_bytes=MAX_BYTES)
     from tokenizers import Tokenizer
 
     try:
