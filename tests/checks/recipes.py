@@ -390,9 +390,6 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),
     "llama-eagle3-unmapped": Recipe(EAGLE3, eagle3_head, tokens=False, without=("d2t", "t2d")),
     "qwen-eagle": Recipe({**QWEN2, "num_hidden_layers": 1, "vocab_size": 640}, eagle_head, tokens=False),
-    "qwen-first": Recipe(
-        {**QWEN2, "architectures": ["QWenLMHeadModel"], "model_type": "qwen"}, lambda config: decoder(QWEN2)
-    ),
     "qwen3-dspark": Recipe(
         {
             **QWEN3,

@@ -19,7 +19,6 @@ from specserve.vllm.versions import judged_versions
 GIB = 2**30
 MACHINES: Mapping[str, Machine] = {
     "SD405": Machine(accelerator("H100-80GB"), 8, basis="found", free_bytes=(80 * GIB,) * 8),
-    "SD309": Machine(accelerator("L4-24GB"), 1, basis="found", free_bytes=(21 * GIB,)),
     "SD312": Machine(accelerator("H100-80GB"), 1, basis="found", free_bytes=(40 * GIB,)),
 }
 """The machine that is found; elsewhere it is the one that the profile names."""

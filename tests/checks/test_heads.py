@@ -121,8 +121,6 @@ def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: i
 @pytest.mark.parametrize(
     ("more", "hits"),
     [
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, 0),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, 1),
         ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 7]}}, 0),
         ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 8]}}, 1),
         ({"eagle_aux_hidden_state_layer_ids": "2, 4, 9"}, 0),
@@ -167,28 +165,6 @@ def test_a_head_that_drafts_its_anchor_too_fills_the_block(profile: Load) -> Non
 
 def mtp(k: int) -> str:
     return f"{TARGET}\nspeculation: {{method: mtp, num_speculative_tokens: {k}}}"
-
-
-@pytest.mark.parametrize(
-    ("config", "k", "expected"),
-    [
-        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, 1, []),
-        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, 3, []),
-        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}, 1, ["SD230"]),
-        ({"model_type": "deepseek_v3"}, 2, []),
-        ({"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": 2}, 3, []),
-        ({"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}}, 3, []),
-        ({"model_type": "step3p5", "num_nextn_predict_layers": 3}, 3, []),
-        ({"model_type": "qwen3_next"}, 2, []),
-        ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}, 1, ["SD230"]),
-        ({"model_type": "nemotron_h", "num_nextn_predict_layers": 1}, 1, []),
-        ({"model_type": "nemotron_h"}, 1, ["SD230"]),
-        ({}, 1, []),
-    ],
-)
-def test_prediction_layers_are_counted(profile: Load, config: Any, k: int, expected: list[str]) -> None:
-    loaded = profile(f'vllm: ">=0.32"\n{mtp(k)}')
-    assert codes(loaded, {"org/t": facts(config)}) == expected
 
 
 @pytest.mark.parametrize(

@@ -144,14 +144,6 @@ def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load
     assert any("of model type `deepseek_v4` is not known without vLLM" in note for note in finding.notes)
 
 
-def test_a_large_draft_is_told_with_what_it_costs(profile: Load) -> None:
-    text = "speculation: {method: draft_model, model: ./8b-too, num_speculative_tokens: 5}"
-    wanted = CheckOptions(offline=True, here=False, machine=assume("2xH100-80GB"))
-    findings = judged(collect(profile_of(profile, text), wanted=wanted, read=read).context)
-    (large,) = (item for item in findings if item.code == "SD245")
-    assert re.match(r"it costs \d\d % of the KV cache: [\d,]+ tokens instead of ", large.notes[0])
-
-
 @pytest.mark.parametrize(
     ("lines", "machine", "free_gib", "told"),
     [

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
-from specserve.vllm.versions import known_versions
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN3, SPECULATOR, VISION
 
@@ -65,39 +64,6 @@ def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None
     (finding,) = findings(loaded, models)
     assert finding.span.path == "speculation.model"
     assert finding.help == "`tensor_parallel_size` may be 2"
-
-
-@pytest.mark.parametrize(
-    ("config", "hits"),
-    [
-        ({"architectures": ["QWenLMHeadModel"]}, 1),
-        ({"architectures": ["NoSuchForCausalLM"]}, 1),
-        ({"architectures": ["NoSuchForCausalLM"], "auto_map": {"AutoModel": "code.Model"}}, 0),
-        ({"architectures": ["NoSuchForCausalLM", "LlamaForCausalLM"]}, 0),
-        ({"architectures": ["SmolLM3ForCausalLM"]}, 0),
-        ({"architectures": ["PersimmonForCausalLM"]}, 0),
-        ({"architectures": ["SomeEncoder"]}, 0),
-        ({"architectures": []}, 0),
-        ({"architectures": "LlamaForCausalLM"}, 0),
-    ],
-)
-def test_a_class_is_unknown_only_where_nobody_brings_it(profile: Load, config: Any, hits: int) -> None:
-    assert codes(profile("target: {model: org/t}"), {"org/t": facts(config)}) == ["SD220"] * hits
-
-
-def test_a_plug_in_may_bring_a_class(profile: Load) -> None:
-    loaded = profile("target: {model: org/t}\nenv: {VLLM_PLUGINS: mine}")
-    assert codes(loaded, {"org/t": facts({"architectures": ["NoSuchForCausalLM"]})}) == []
-
-
-def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> None:
-    loaded = profile('vllm: ">=0.31"\ntarget: {model: org/t}')
-    (finding,) = findings(loaded, {"org/t": facts({"architectures": ["FlintForCausalLM"]})})
-    old = "0.31, 0.32"
-    assert finding.message == f"vLLM {old} cannot build a `FlintForCausalLM`"
-    assert finding.notes == (
-        f"the profile's range allows vLLM {', '.join(known_versions())}; this applies to {old}",
-    )
 
 
 @pytest.mark.parametrize(

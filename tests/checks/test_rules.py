@@ -15,7 +15,7 @@ from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
 from specserve.report.manual import Page, pages
 from specserve.vllm import versions
-from specserve.vllm.versions import Installed, known_versions, table
+from specserve.vllm.versions import Installed, known_versions
 from tests.checks.checkpoints import beside
 from tests.checks.judging import judge, of
 from tests.checks.surroundings import surroundings
@@ -247,17 +247,3 @@ def test_alternatives_are_judged_too_each_at_its_own_place(profile: Load) -> Non
         ("SD109", "speculation.num_speculative_tokens"),
         ("SD109", "alternatives.other.num_speculative_tokens"),
     ]
-
-
-def test_every_argument_that_a_table_calls_deprecated_is_found_with_vllm_s_own_words(profile: Load) -> None:
-    said = {
-        (minor, name): argument.deprecated
-        for minor in known_versions()
-        for name, argument in table(minor).engine.items()
-        if argument.deprecated
-    }
-    assert len(said) >= 5
-    for (minor, name), words in said.items():
-        (finding,) = of("SD142", profile(f'vllm: "~={minor}.0"\nengine: {{{name}: x}}'))
-        assert finding.severity is Severity.WARNING
-        assert finding.notes[0] == f"vLLM: {words}"

@@ -29,13 +29,13 @@ def test_one_bad_profile_does_not_hide_the_others(write: Write, tmp_path: Path) 
         write('target: {model: ./m}\nvllm: "==0.20"', "old.yaml"),
         write("target: {model: ./m}", "good.yaml"),
         write(WIDE, "wide.yaml"),
-        write("target: {model: ./m}\nenv: {VLLM_X: y}", "warned.yaml"),
+        write("target: {model: ./m}\nenv: {LD_PRELOAD: y}", "warned.yaml"),
     ]
     report = lint([*map(str, files), str(tmp_path / "none.yaml")])
     assert [item.verdict for item in report.verdicts] == [
         "invalid", "ok", "ok", "errors", "warnings", "invalid",
     ]  # fmt: skip
-    assert codes(report) == ["SD002", "SD402", "SD108", "SD106", "SD002"]
+    assert codes(report) == ["SD002", "SD402", "SD108", "SD111", "SD002"]
     assert [item.fingerprint is None for item in report.verdicts] == [True, False, False, False, False, True]
     assert len(report.verdicts) == 6 and report.count(Severity.ERROR) == 3
 
@@ -50,8 +50,8 @@ def test_what_a_shared_parent_says_wrong_is_told_once_and_fails_each_child(write
 
 
 def test_findings_stand_in_the_order_of_the_file(write: Write) -> None:
-    file = write("server: {host: 0.0.0.0}\nenv: {VLLM_X: y}\ntarget: {model: ./m}\nengine: {x: 1}")
-    assert codes(lint([str(file)])) == ["SD108", "SD106", "SD102"]
+    file = write("server: {host: 0.0.0.0}\nenv: {LD_PRELOAD: y}\ntarget: {model: ./m}\nengine: {x: 1}")
+    assert codes(lint([str(file)])) == ["SD108", "SD111", "SD102"]
 
 
 @pytest.mark.parametrize(

@@ -4,49 +4,43 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rules.arguments import schedule_problem
-from specserve.profile.schema import Profile
+from specserve.checks.rule import Context
+from specserve.checks.rules.arguments import wrong_value
+from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.versions import installed
-from tests.checks.judging import of, places
+from tests.checks.judging import places
 
 Load = Callable[[str], Profile]
+KEY = "num_speculative_tokens_per_batch_size"
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 4)), max_size=4).map(tuple)
 
 
-def text(rows: str, *, method: str = "eagle3", k: int = 5, more: str = "") -> str:
-    model = "" if method in ("ngram", "suffix", "ngram_gpu") else "model: ./d, "
-    window = "prompt_lookup_min: 2, prompt_lookup_max: 4, " if method.startswith("ngram") else ""
-    key = f"num_speculative_tokens_per_batch_size: {rows}"
-    return f"speculation: {{method: {method}, {model}{window}num_speculative_tokens: {k}, {key}}}\n{more}"
-
-
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "hits"),
     [
-        ("[[2, 4, 3]]", "the first range starts at 2, not at 1"),
-        ("[[1, 4, 3], [4, 8, 1]]", "the range overlaps the one that ends at 4"),
-        ("[[5, 8, 1], [1, 6, 3]]", "the range overlaps the one that ends at 6"),
-        ("[[4, 1, 3]]", "the range starts at 4 and ends at 1"),
-        ("[[0, 4, 3]]", "batch sizes start at 1"),
+        ("[[2, 4, 3]]", 1),
+        ("[[1, 4, 3], [4, 8, 1]]", 1),
+        ("[[5, 8, 1], [1, 6, 3]]", 1),
+        ("[[4, 1, 3]]", 1),
+        ("[[0, 4, 3]]", 1),
+        ("[[1, 4, 3]]", 0),
+        ("[[5, 8, 1], [1, 4, 3]]", 0),
+        ("[[1, 4, 3], [9, 12, 0]]", 0),
+        ("[[1, 1, 5]]", 0),
     ],
 )
-def test_a_schedule_that_vllm_refuses_is_found_at_its_row(profile: Load, rows: str, message: str) -> None:
-    (finding,) = of("SD006", profile(text(rows)))
-    assert finding.message == message
-    assert "_per_batch_size[" in finding.span.path
-
-
-@pytest.mark.parametrize(
-    "rows", ["[[1, 4, 3]]", "[[5, 8, 1], [1, 4, 3]]", "[[1, 4, 3], [9, 12, 0]]", "[[1, 1, 5]]"]
-)
-def test_gaps_order_and_a_k_of_zero_are_fine(profile: Load, rows: str) -> None:
-    assert of("SD006", profile(text(rows))) == []
+def test_a_schedule_starts_at_one_and_does_not_overlap_in_every_variant(
+    profile: Load, rows: str, hits: int
+) -> None:
+    block = f"{{method: eagle3, model: ./d, num_speculative_tokens: 5, {KEY}: {rows}}}"
+    loaded = profile(f"speculation: {block}\nalternatives: {{other: {block}}}")
+    assert places("SD006", loaded) == [f"speculation.{KEY}", f"alternatives.other.{KEY}"][: 2 * hits]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ def vllm_schedule() -> ModuleType:
 
 @pytest.mark.vllm
 @given(rows=ROWS)
-def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
+def test_exactly_what_vllm_s_own_validator_refuses_is_found(
     vllm_schedule: ModuleType, rows: tuple[tuple[int, int, int], ...]
 ) -> None:
     try:
@@ -72,12 +66,6 @@ def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
         refused = False
     except ValueError:
         refused = True
-    assert (schedule_problem(rows) is not None) == (refused and bool(rows))
-
-
-def test_the_variants_are_judged_each_at_its_own_place(profile: Load) -> None:
-    key = "num_speculative_tokens_per_batch_size"
-    block = f"{{method: eagle3, model: ./h, num_speculative_tokens: 2, {key}: [[2, 3, 1]]}}"
-    loaded = profile(f"speculation: {block}\nalternatives: {{other: {block}}}")
-    key = f"{key}[0]"
-    assert places("SD006", loaded) == [f"speculation.{key}", f"alternatives.other.{key}"]
+    block = Speculation("eagle3", MappingProxyType({"method": "eagle3", KEY: rows}))
+    loaded = Profile("p.yaml", "p", Target("./t"), speculation=block)
+    assert any(wrong_value.check(Context(loaded, ("0.33",)))) == (refused and bool(rows))

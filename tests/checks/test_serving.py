@@ -84,8 +84,3 @@ def test_encryption_lets_everybody_in_a_demanded_certificate_does_not(
 ) -> None:
     found = judge(profile(f"server: {{host: 0.0.0.0}}\nfrontend: {frontend}"))
     assert [item.code for item in found] == codes
-
-
-def test_a_variable_that_became_an_argument_is_told_where(profile: Load) -> None:
-    (finding,) = of("SD106", profile("env: {VLLM_ATTENTION_BACKEND: FLASHINFER}"))
-    assert finding.help == "write `attention_backend` under `engine`"

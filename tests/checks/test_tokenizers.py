@@ -94,11 +94,7 @@ def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None
     (finding,) = pair(made, made, sizes=(1152, 1024))
     assert (finding.code, finding.severity, finding.label) == ("SD201", Severity.ERROR, "1,024 entries")
     assert [(item.span.path, item.label) for item in finding.related] == [("target.model", "1,152 entries")]
-    assert (
-        "Target and draft model should have the same vocabulary size. Target model vocab_size=1152. "
-        "Draft model vocab_size=1024." in finding.notes[0]
-    )
-    assert finding.notes[1].startswith("the tokens are equal")
+    assert finding.notes[0].startswith("the tokens are equal")
     assert finding.help is not None and "`use_heterogeneous_vocab: true`" in finding.help
 
 
@@ -111,9 +107,9 @@ def test_padding_is_served_where_the_vocabularies_are_mapped(pair: Pair) -> None
 @pytest.mark.parametrize(
     ("target", "draft", "first"),
     [
-        pytest.param(QWEN3, QWEN25, "id 806 is nothing", id="an older release lacks marks of the template"),
-        pytest.param(LLAMA31, LLAMA3, "id 804 is `<|reserved", id="reserved tokens have other names"),
-        pytest.param(R1_LLAMA, LLAMA31, "id 800 is `<|begin_of", id="a distilled target has its own marks"),
+        pytest.param(QWEN3, QWEN25, "id 806 is ''", id="an older release lacks marks of the template"),
+        pytest.param(LLAMA31, LLAMA3, "id 804 is '<|reserved", id="reserved tokens have other names"),
+        pytest.param(R1_LLAMA, LLAMA31, "id 800 is '<|begin_of", id="a distilled target has its own marks"),
     ],
 )
 def test_special_tokens_that_differ_are_a_warning(
@@ -128,7 +124,7 @@ def test_two_ids_of_eight_hundred_that_differ_are_a_warning(pair: Pair) -> None:
     made = document(size=800)
     (finding,) = pair(made, swapped(made, "Ġ", "e"))
     assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
-    assert finding.message == "2 ids mean other tokens to the draft"
+    assert finding.message == "2 token ids do not mean the same to the draft"
 
 
 def test_another_familys_tokens_of_the_same_number_cripple_the_draft(pair: Pair) -> None:

@@ -31,7 +31,7 @@ def test_a_shard_of_the_index_that_is_not_there_is_named(profile: Load, tmp_path
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (finding,) = findings(profile(TARGET), {"org/t": read_model(str(folder))})
     assert finding.code == "SD250"
-    assert finding.message == f"weights are missing: `{shards[1]}`"
+    assert finding.message == f"`{shards[1]}` is missing"
 
 
 def test_a_file_cut_short_is_told_from_one_that_is_whole(profile: Load, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Write = Callable[..., Path]
 GOOD = "target: {model: ./models/target}\n"
 WIDE = GOOD + "server: {host: 0.0.0.0}\n"
-WARNED = GOOD + "env: {VLLM_X: y}\n"
+WARNED = GOOD + "env: {LD_PRELOAD: y}\n"
 
 
 @pytest.mark.parametrize(

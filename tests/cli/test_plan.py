@@ -79,8 +79,8 @@ def test_an_error_in_another_variant_does_not_stop_this_one(
 
 
 def test_a_warning_is_shown_and_stops_nothing(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    _, stderr = planned(capsys, write("target: {model: a/b}\nenv: {VLLM_X: y}"), "--vllm", "0.33")
-    assert "warning[SD106]" in stderr
+    _, stderr = planned(capsys, write("target: {model: a/b}\nenv: {LD_PRELOAD: y}"), "--vllm", "0.33")
+    assert "warning[SD111]" in stderr
 
 
 def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_it_names(

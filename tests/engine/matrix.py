@@ -63,7 +63,6 @@ _EAGLE3 = "method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3"
 _SHORT = _target(max_model_len=2048)
 
 REFUSED: tuple[Case, ...] = (
-    Case("a model that vLLM gave up", f'vllm: "==0.32.*"\n{_target("qwen-first")}', "config", "SD220"),
     Case(
         "7 heads over 2 ranks",
         f'vllm: "==0.32.*"\n{_target("qwen-odd", tensor_parallel_size=2)}',
@@ -101,7 +100,7 @@ REFUSED: tuple[Case, ...] = (
         "prediction layers of a plain model",
         _pair(_target(), "method: mtp, num_speculative_tokens: 1"),
         "config",
-        "SD230",
+        "SD501",
     ),
     Case(
         "three tokens by two layers",

@@ -22,7 +22,7 @@ speculation:
   draft_tensor_parallel_size: 2
 engine: {max_num_sequences: 64}
 env:
-  VLLM_LOGING_LEVEL: DEBUG
+  VLLM_NCCL_SO_PATH: ./a.so
 """
 SPLIT = Finding(
     "SD104",
@@ -45,11 +45,11 @@ MISSPELT = Finding(
     help="did you mean `max_num_seqs`?",
 )
 WARNED = Finding(
-    "SD106",
-    "unknown-variable",
+    "SD111",
+    "remote-code",
     Severity.WARNING,
-    "vLLM knows no variable `VLLM_LOGING_LEVEL`",
-    Span("child.yaml", 8, 3, 8, 20, "env.VLLM_LOGING_LEVEL"),
+    "`env.VLLM_NCCL_SO_PATH` makes the server run custom code",
+    Span("child.yaml", 8, 3, 8, 20, "env.VLLM_NCCL_SO_PATH"),
     notes=("it holds 100% of the log's level, and more: a note",),
 )
 

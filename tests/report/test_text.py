@@ -127,9 +127,9 @@ def test_a_number_of_tokens_is_no_secret(write: Write, line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "env: {HF_TOKEN: zzsecretzz99, VLLM_LOGING_LEVEL: DEBUG}",
-        'env: {VLLM_LOGING_LEVEL: DEBUG, MY_API_KEY: "zzsecretzz99"}',
-        "env: {VLLM_LOGING_LEVEL: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
+        "env: {HF_TOKEN: zzsecretzz99, VLLM_NCCL_SO_PATH: ./a.so}",
+        'env: {VLLM_NCCL_SO_PATH: ./a.so, MY_API_KEY: "zzsecretzz99"}',
+        "env: {VLLM_NCCL_SO_PATH: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
         "server: {api_key: zzsecretzz99}",
         "frontend: {api_key: zzsecretzz99}",
         "engine: {hf_token: zzsecretzz99}",

@@ -1,9 +1,8 @@
-"""SD005, SD006, SD102, SD105, SD142: vLLM's arguments, and what its tables show of the file."""
+"""SD005, SD006, SD102, SD105: vLLM's arguments, and what its tables show of the file."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
 
 from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
 from specserve.errors import UsageError
@@ -66,9 +65,14 @@ def unknown_key(ctx: Context) -> Violations:
 def wrong_value(ctx: Context) -> Violations:
     """A schedule of K that vLLM refuses, or an accelerator that specserve does not know."""
     for variant in ctx.variants:
-        if found := schedule_problem(variant.get(_SCHEDULE) or ()):
-            help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
-            yield variant.violation(f"{_SCHEDULE}[{found[1]}]", found[0], help=help_)
+        rows = sorted(variant.get(_SCHEDULE) or ())
+        ends = [0, *(last for _, last, _ in rows)]
+        pairs = zip(ends, rows, strict=False)
+        is_late = bool(rows) and rows[0][0] > 1
+        if is_late or any(not end < first <= last for end, (first, last, _) in pairs):
+            text = "the ranges of batch sizes overlap, or do not start at 1"
+            help_ = "write `[first, last, K]` for each, both ends included, from batch size 1 on"
+            yield variant.violation(_SCHEDULE, text, help=help_)
     if ctx.platform == "gpu" and ctx.profile.hardware is not None:
         from specserve.hardware.accelerators import accelerator
 
@@ -76,22 +80,6 @@ def wrong_value(ctx: Context) -> Violations:
             accelerator(ctx.profile.hardware.accelerator or "")
         except UsageError as error:
             yield Violation("hardware.accelerator", error.message, help=error.hint)
-
-
-def schedule_problem(rows: tuple[tuple[int, int, int], ...]) -> tuple[str, int] | None:
-    """What vLLM refuses in a schedule, and in which row, counted from 0; None if it takes it."""
-    for index, (first, last, _) in enumerate(rows):
-        if first < 1 or last < 1:
-            return "batch sizes start at 1", index
-        if first > last:
-            return f"the range starts at {first} and ends at {last}", index
-    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
-    for before, after in pairwise(order):
-        if rows[after][0] <= rows[before][1]:
-            return f"the range overlaps the one that ends at {rows[before][1]}", after
-    if rows and rows[order[0]][0] != 1:
-        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
-    return None
 
 
 @rule("SD102", ERROR)
@@ -104,29 +92,3 @@ def unknown_argument(ctx: Context) -> Violations:
 def wrong_argument_value(ctx: Context) -> Violations:
     """A value that vLLM refuses: of another type, out of bounds, or none of its choices."""
     return _problems(ctx, "value", "plug-in")
-
-
-@rule("SD142", WARNING)
-def deprecated_argument(ctx: Context) -> Violations:
-    """An argument whose removal vLLM has announced."""
-    for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):
-        for name in values:
-            known = {
-                version: getattr(table(version), section).get(name)
-                for version in ctx.target_versions
-            }
-            said = {
-                version: item.deprecated
-                for version, item in known.items()
-                if item and item.deprecated
-            }
-            if said:
-                last, words = list(said.items())[-1]
-                yield Violation(
-                    f"{section}.{name}",
-                    f"vLLM {last} calls `{name}` deprecated",
-                    notes=(f"vLLM: {words}",),
-                    versions=list(said),
-                    help="leave it out, or use the replacement that vLLM names",
-                    at_key=True,
-                )

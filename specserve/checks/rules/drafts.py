@@ -7,8 +7,7 @@ from typing import Any
 from specserve.checks.rule import ERROR, WARNING, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import HEADS
 from specserve.checks.rules.revisions import is_hub_id
-from specserve.diagnostics import Severity
-from specserve.models.config import Config, architectures, layers, section, text_config, whole
+from specserve.models.config import architectures, layers, section, text_config, whole
 from specserve.models.facts import BITS, ModelFacts
 
 _SHARE = 4
@@ -21,21 +20,30 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 @variant_rule("SD237", ERROR, needs="models", in_lint=True)
 def head_of_another_target(variant: Variant) -> Violations:
     """The head was trained for another model, or for another method."""
-    from specserve.models.drafts import heads_named
+    from specserve.models.drafts import heads_named, kinship
 
-    kinds = {row.method for row in heads_named(variant.model or "")}
-    both = {"eagle": "eagle3", "eagle3": "eagle"}
-    if kinds == {kind := both.get(variant.method)}:
-        text, help_ = f"the head is published as `{kind}`", f"write `method: {kind}`"
+    ctx, rows = variant.ctx, heads_named(variant.model or "")
+    other = {"eagle": "eagle3", "eagle3": "eagle"}.get(variant.method)
+    if {row.method for row in rows} == {other}:
+        text, help_ = f"the head is published as `{other}`", f"write `method: {other}`"
         yield variant.violation("method", text, help=help_)
-    if found := _trained_elsewhere(variant):
-        model, severity, notes = found
+    own = ctx.target.config.get("_name_or_path") if ctx.target else None
+    names = (ctx.profile.target.model, own)  # a directory's own name says nothing
+    config = variant.draft.config if variant.draft else {}
+    verifier = section(section(config, "speculators_config"), "verifier").get("name_or_path")
+    named = [verifier] if isinstance(verifier, str) and verifier else []
+    trained = [*named, *(row.target for row in rows)]
+    known = [name for name in names if isinstance(name, str) and is_hub_id(name)]
+    found = {kinship(name, model) for name in known for model in trained}
+    is_other = found == {"other"}
+    is_near = "same" not in found and (named or "near" in found)
+    if variant.method in {*HEADS, "mtp"} and found and (is_other or is_near):
+        notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
+        text, severity = f"the head was trained for `{trained[0]}`", ERROR if is_other else WARNING
+        help_ = f"`specserve drafts {ctx.profile.target.model}` lists the heads of this target"
         more: dict[str, Any] = {"related": _TARGET, "notes": notes, "severity": severity}
-        help_ = (
-            f"`specserve drafts {variant.ctx.profile.target.model}` lists the heads of this target"
-        )
-        yield variant.violation("model", f"the head was trained for `{model}`", help=help_, **more)
-        if severity is ERROR:
+        yield variant.violation("model", text, help=help_, **more)
+        if is_other:
             return
     if misfit := _misfit(variant):
         help_ = "take the head that was trained for this target"
@@ -51,63 +59,21 @@ def _misfit(variant: Variant) -> str | None:
     expected = whole(config, "target_hidden_size", "hidden_size")
     if expected not in (None, width) and architectures(config) != ("DFlashLagunaForCausalLM",):
         return f"the head takes hidden states of width {expected}; the target has {width}"
-    if text := _wrong_input(variant, config, width=width):
-        return text
-    deepest = max(_layer_ids(variant.method, config), default=0)
-    if depth is None or deepest <= depth:
-        return None
-    return f"the head reads the output of layer {deepest}; the target has {depth} layers"
-
-
-def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]] | None:
-    """The model that a head was trained for, how bad that is, the source; None for the target."""
-    if variant.model is None or variant.method not in {*HEADS, "mtp"}:
-        return None
-    from specserve.models.drafts import heads_named, kinship
-
-    own = variant.ctx.target.config.get("_name_or_path") if variant.ctx.target else None
-    names = (variant.ctx.profile.target.model, own)  # a directory's own name says nothing
-    known = [name for name in names if isinstance(name, str) and is_hub_id(name)]
-    config, rows = variant.draft.config if variant.draft else {}, heads_named(variant.model)
-    named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-    trained = [named] if isinstance(named, str) and named else []
-    notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
-    is_named = bool(trained)
-    trained += [row.target for row in rows]
-    found = {kinship(name, model) for name in known for model in trained}
-    if found == {"other"}:
-        return trained[0], ERROR, notes
-    if not found or "same" in found or not (is_named or "near" in found):
-        return None
-    return trained[0], WARNING, notes
-
-
-def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
-    """What an EAGLE head says against its method: by its first matrix, or its list of layers."""
     matrix = ((variant.draft.tensors if variant.draft else None) or {}).get("fc.weight")
+    columns = matrix.shape[-1] if matrix and matrix.shape else 0
+    made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(columns, variant.method)
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
-    is_counted = nested or whole(config, "num_aux_hidden_states")
-    if variant.method not in ("eagle", "eagle3") or is_counted:
-        return None  # a head may say itself how many hidden states it takes
-    made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(matrix.shape[-1]) if matrix else None
-    if made_for not in (None, variant.method) and not ids:
-        return f"this is a head for `{made_for}`, by the width of its first matrix"
-    reads = any("Qwen3" in name for name in architectures(config))  # few classes read that list
-    if variant.method == "eagle3" and ids and len(ids) != 3 and not reads:
-        return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
+    is_counted = nested or whole(config, "num_aux_hidden_states")  # how many hidden states it takes
+    if variant.method in ("eagle", "eagle3") and not is_counted:
+        if made_for != variant.method and not ids:
+            return f"this is a head for `{made_for}`, by the width of its first matrix"
+        reads = any("Qwen3" in name for name in architectures(config))  # few classes read that list
+        if variant.method == "eagle3" and ids and len(ids) != 3 and not reads:
+            return f"vLLM builds this head for 3 hidden states; config.json names {len(ids)} layers"
+    deepest = max(_numbers(section(config, "dflash_config").get("target_layer_ids")), default=0)
+    if depth is not None and deepest >= depth:
+        return f"the head reads the output of layer {deepest + 1}; the target has {depth} layers"
     return None
-
-
-def _layer_ids(method: str, config: Config) -> list[int]:
-    """The layers whose output the head reads, counted from 1; none if it leaves them to vLLM."""
-    own = _numbers(config.get(_IDS))
-    if method == "eagle" or own:
-        return [] if method == "eagle" else own
-    inner = section(config, "dflash_config").get("target_layer_ids")
-    for value in (inner, config.get("dspark_target_layer_ids"), config.get("target_layer_ids")):
-        if ids := _numbers(value):
-            return [index + 1 for index in ids]
-    return []
 
 
 def _numbers(value: Any) -> list[int]:
@@ -134,10 +100,7 @@ def oversized_draft(variant: Variant) -> Violations:
     if variant.method == "draft_model" and limit and own and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"
         help_ = "drafts that pay off have 2 to 15 %; measure this one with `specserve bench`"
-        memory = variant.ctx.memory.get(variant.path)
-        cost = memory.draft_cost if memory else None
-        notes = (f"it costs {cost}",) if cost else ()
-        yield variant.violation("model", text, related=_TARGET, notes=notes, help=help_)
+        yield variant.violation("model", text, related=_TARGET, help=help_)
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:

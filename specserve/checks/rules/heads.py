@@ -1,8 +1,9 @@
-"""SD101, SD230, SD231, SD235, SD242: whether vLLM knows a head, and runs it as the profile says."""
+"""SD101, SD231, SD235, SD242: whether vLLM knows a head, and runs it as the profile says."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.models.config import (
@@ -15,7 +16,7 @@ from specserve.models.config import (
     text_config,
     whole,
 )
-from specserve.models.facts import ModelFacts
+from specserve.models.facts import Tensor
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import METHODS, retyped
 
@@ -59,19 +60,11 @@ def predicts(known: Registry, config: Config) -> bool:
     return by_name or "exaone4_5" in kind or text_config(config).get("num_mtp_layers") is not None
 
 
-def _mtp_config(variant: Variant) -> Config | None:
-    """The config.json of what predicts, if vLLM would run this variant as `mtp`."""
-    config, facts = variant.config, variant.facts
-    if variant.method != "mtp" or facts is None or not config or retyped("mtp", facts.model):
-        return None
-    return config if architectures(config) or model_type(config) else None
-
-
-def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
-    """The config.json and the facts of the target, if its own layers draft."""
-    target, config = variant.ctx.target, _mtp_config(variant)
-    is_own = variant.model in (None, variant.ctx.profile.target.model)
-    return (config, target) if config is not None and target and is_own else None
+def own_layers(variant: Variant) -> tuple[Config, Mapping[str, Tensor]]:
+    """The config.json and the tensors of the target, if its own layers draft; else nothing."""
+    target = variant.ctx.target
+    is_own = variant.method == "mtp" and variant.model in (None, variant.ctx.profile.target.model)
+    return (variant.config or {}, target.tensors or {}) if target and is_own else ({}, {})
 
 
 @variant_rule("SD101", ERROR, needs="models", in_lint=True)
@@ -104,29 +97,13 @@ def retyped_draft(variant: Variant) -> Violations:
         yield variant.violation("model", text, versions=layered, help=help_)
 
 
-@variant_rule("SD230", ERROR, needs="models")
-def plain_mtp_target(variant: Variant) -> Violations:
-    """The method is `mtp`, but the model has no multi-token prediction layers."""
-    config = _mtp_config(variant)
-    if config is None:
-        return
-    rest = variant.ctx.versions_whose_registry(predicts, config)
-    found = [version for version in variant.ctx.target_versions if version not in rest]
-    if found or prediction_layers(config) == 0:
-        name = (*architectures(config), "this model")[0]
-        text = f"`{name}` has no layers that predict further tokens"
-        related = {variant.at("model") if variant.model else "target.model": "the model"}
-        help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
-        yield variant.violation("method", text, related=related, versions=found, help=help_)
-
-
 @variant_rule("SD231", ERROR, needs="models")
 def missing_mtp_weights(variant: Variant) -> Violations:
     """The checkpoint has lost its multi-token prediction layers."""
-    config, facts = own_layers(variant) or ({}, None)
+    config, tensors = own_layers(variant)
     depth, own = layers(config), prediction_layers(config)
-    tensors = (facts.tensors if facts and model_type(config) in _NAMED else None) or ()
-    if own and tensors and depth and not any(is_further(name, depth) for name in tensors):
+    is_known = model_type(config) in _NAMED and tensors
+    if is_known and own and depth and not any(is_further(name, depth) for name in tensors):
         text = "the checkpoint holds no tensor of a layer that predicts further tokens"
         help_ = "copy those tensors from the original model, or use another method"
         related = {"target.model": f"config.json promises {own}"}

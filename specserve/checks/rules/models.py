@@ -1,42 +1,17 @@
-"""SD220, SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
+"""SD221, SD224, SD250, SD253: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
 from specserve.checks.rule import ERROR, Context, Violation, Violations, rule
 from specserve.models.config import Config, architectures, section
-from specserve.models.facts import ModelFacts
-from specserve.vllm.registry import Registry, registry, transformers_names
+from specserve.vllm.registry import Registry
 
-_SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
 def _own_code(ctx: Context, config: Config) -> bool:
     """Whether the class may come from elsewhere than vLLM, such as the repository's own code."""
     return bool(config.get("auto_map")) or ctx.engine.get("model_impl", "auto") != "auto"
-
-
-@rule("SD220", ERROR, needs="models")
-def unknown_architecture(ctx: Context) -> Violations:
-    """Neither vLLM nor the transformers library has the model's class."""
-    heads = {variant.at("model") for variant in ctx.variants if variant.method != "draft_model"}
-    for path, config in ctx.models() if "VLLM_PLUGINS" not in ctx.profile.env else ():
-        names = architectures(config)
-        if path in heads or _own_code(ctx, config) or not names or transformers_names() & {*names}:
-            continue
-        found = ctx.versions_whose_registry(
-            lambda known, names: not known.classes.keys() & {*names}, names
-        )
-        known = [registry(version).removed for version in ctx.target_versions]
-        removed = sorted({removed[names[0]] for removed in known if names[0] in removed})
-        if found and (removed or names[0].endswith(_SERVING)):
-            yield Violation(
-                path,
-                f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
-                notes=tuple(f"vLLM had it until {text}" for text in removed),
-                versions=found,
-                help="use a model that vLLM supports, or silence this if a plug-in has the class",
-            )
 
 
 @rule("SD221", ERROR, needs="models")
@@ -82,9 +57,13 @@ def missing_weights(ctx: Context) -> Violations:
         each.at("model"): each.draft for each in ctx.variants if not each.get("draft_load_config")
     }
     for path, facts in {"target.model": ctx.target, **drafts}.items() if is_usual else ():
-        if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
-            help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
-            yield from (Violation(path, text, help=help_) for text in _lacking_weights(facts))
+        if facts is None or facts.origin != "directory":  # what the cache lacks, vLLM downloads
+            continue
+        lacking = [facts.broken[name] for name in facts.weight_files if name in facts.broken][:1]
+        if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
+            lacking.append("the directory holds no weights")
+        help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
+        yield from (Violation(path, text, help=help_) for text in lacking)
     target = ctx.target
     if target is None or target.origin != "directory" or ctx.profile.target.tokenizer:
         return
@@ -92,15 +71,6 @@ def missing_weights(ctx: Context) -> Violations:
     if not has_one and not any(served_head.check(ctx)):  # SD221 says more
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Violation("target.model", "the directory holds no tokenizer", help=help_)
-
-
-def _lacking_weights(facts: ModelFacts) -> list[str]:
-    gone = [name for name in facts.weight_files if name not in facts.files]
-    there = (name for name in facts.weight_files if name in facts.files)
-    found = [facts.broken[name] for name in there if name in facts.broken]
-    if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
-        found.append("the directory holds no weights")
-    return [*found, *(f"weights are missing: `{name}`" for name in gone[:1])]
 
 
 @rule("SD253", ERROR, needs="models")

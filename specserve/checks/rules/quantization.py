@@ -7,33 +7,26 @@ import re
 from specserve.checks.rule import ERROR, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import is_further, own_layers
 from specserve.models.config import Config, layers, section
-from specserve.models.facts import ModelFacts
 
 
 @variant_rule("SD234", ERROR, needs="models")
 def unquantized_mtp(variant: Variant) -> Violations:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so."""
-    config, facts = own_layers(variant) or ({}, None)
-    related, help_ = {"target.model": "the checkpoint"}, "use a checkpoint that lists them there"
-    if facts is not None and (found := _plain_layer(facts, config)):
-        text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
-        help_ += ", or one that quantized them"
-        yield variant.violation("method", text, related=related, help=help_)
-
-
-def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
-    """A plain projection of a further layer in a packed checkpoint, and the key that omits it."""
+    config, tensors = own_layers(variant)
     quantization, depth = section(config, "quantization_config"), layers(config)
     key = _list_of_plain(quantization)
-    ignored = quantization.get(key) or [] if key else None
-    if key is None or facts.tensors is None or depth is None or not isinstance(ignored, list):
-        return None
-    for name, tensor in facts.tensors.items():
+    listed = quantization.get(key) or [] if key else None
+    if depth is None or not isinstance(listed, list):
+        return
+    for name, tensor in tensors.items():
         match = re.fullmatch(r"(.*\.(?:q|k|v|o|gate|up|down)_proj)\.weight", name)
         is_plain = tensor.dtype in ("BF16", "F16", "F32") and is_further(name, depth)
-        if match and is_plain and not any(_could_name(str(entry), match[1]) for entry in ignored):
-            return match[1], key
-    return None
+        if match and is_plain and not any(_could_name(str(entry), match[1]) for entry in listed):
+            text = f"`{match[1]}` is not packed, but `quantization_config.{key}` does not list it"
+            help_ = "use a checkpoint that lists them there, or one that quantized them"
+            related = {"target.model": "the checkpoint"}
+            yield variant.violation("method", text, related=related, help=help_)
+            return
 
 
 def _list_of_plain(quantization: Config) -> str | None:

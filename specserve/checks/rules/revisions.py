@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
-from specserve.errors import quoted
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _PATH_KEY = r"distributed_executor_backend|backend"
@@ -28,31 +27,15 @@ def remote_code(ctx: Context) -> Violations:
     found = [*_code(ctx.engine, "engine"), *_code(profile.frontend, "frontend")]
     for variant in ctx.variants:
         if variant.method == "custom_class":
-            found.append((variant.at("model"), variant.model))
+            found.append(variant.at("model"))
     for name in _CODE_ENV:
         if profile.env.get(name, "0") not in ("0", ""):
-            found.append((f"env.{name}", profile.env[name]))
+            found.append(f"env.{name}")
     help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
-    for path, value in found:
-        words = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-        text = f"`{path}` makes the server run custom code: {quoted(words)}"
-        yield Violation(path, text, help=help_)
-    if ctx.engine.get("trust_remote_code") is True and not locked(ctx):
-        yield from _unpinned_code(ctx)
-
-
-def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """The arguments that name code, nested ones too."""
-    for name, value in values.items():
-        is_code = re.fullmatch(_CODE_KEY, name) and value and value != "auto"
-        if is_code or (re.fullmatch(_PATH_KEY, name) and "." in str(value)):
-            yield f"{path}.{name}", value
-        elif isinstance(value, Mapping):
-            yield from _code(value, f"{path}.{name}")
-
-
-def _unpinned_code(ctx: Context) -> Violations:
-    """Models whose code is trusted, and taken at a branch or a tag, which can be moved."""
+    for path in found:
+        yield Violation(path, f"`{path}` makes the server run custom code", help=help_)
+    if ctx.engine.get("trust_remote_code") is not True or locked(ctx):
+        return
     target = ctx.target
     has_code = target is not None and (  # transformers names a model's own code in `auto_map`
         "auto_map" in target.config or any(name.endswith(".py") for name in target.files)
@@ -67,6 +50,16 @@ def _unpinned_code(ctx: Context) -> Violations:
                 help=f"read it, and set `{section}.revision`, or run `specserve lock`",
                 severity=INFO if is_quiet else None,
             )
+
+
+def _code(values: Mapping[str, Any], path: str) -> Iterator[str]:
+    """The arguments that name code, nested ones too."""
+    for name, value in values.items():
+        is_code = re.fullmatch(_CODE_KEY, name) and value and value != "auto"
+        if is_code or (re.fullmatch(_PATH_KEY, name) and "." in str(value)):
+            yield f"{path}.{name}"
+        elif isinstance(value, Mapping):
+            yield from _code(value, f"{path}.{name}")
 
 
 @rule("SD113", INFO)
@@ -110,23 +103,13 @@ def locked(ctx: Context) -> bool:
 def stale_lock(ctx: Context) -> Violations:
     """The lock beside the profile cannot be read, or is not of what would be served."""
     for drift in ctx.drift:
-        detail = drift.detail
-        text, help_, severity = {
-            "unreadable": (
-                detail[0] if detail else "",
-                "`specserve lock` writes it again; `--no-lock` ignores it",
-                ERROR,
-            ),
-            "changed": (
-                f"`{drift.model}` has changed since it was locked",
-                "`specserve lock` records it as it is now",
-                WARNING,
-            ),
-            "unlocked": (
-                f"`{drift.model}` is not in the lock",
-                "`specserve lock` records it",
-                WARNING,
-            ),
-        }[drift.kind]
-        notes = () if drift.kind == "unreadable" else detail[:_SHOWN]
-        yield Violation(drift.path, text, notes=notes, help=help_, severity=severity)
+        if drift.kind == "unreadable":
+            help_ = "`specserve lock` writes it again; `--no-lock` ignores it"
+            yield Violation(drift.path, " ".join(drift.detail), help=help_)
+            continue
+        what = (
+            "has changed since it was locked" if drift.kind == "changed" else "is not in the lock"
+        )
+        text, help_ = f"`{drift.model}` {what}", "`specserve lock` records it as it is now"
+        notes = drift.detail[:_SHOWN]
+        yield Violation(drift.path, text, notes=notes, help=help_, severity=WARNING)

@@ -1,4 +1,4 @@
-"""SD106-SD108, SD146, SD148: the server around the engine: variables, secrets, the open port."""
+"""SD107, SD108, SD146, SD148: the server around the engine: variables, secrets, the open port."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
-from specserve.errors import did_you_mean
 from specserve.models.config import section
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import holds_a_secret
 from specserve.profile.source import COMMAND
-from specserve.vllm.versions import table
 
 _EPSILON = 1e-5  # below it, vLLM takes a sampling parameter for zero (sampling_params.py)
 _LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|::1", re.I)
@@ -27,30 +25,6 @@ def is_open(profile: Profile) -> bool:
     certified = encrypted and bool(frontend.get("ssl_ca_certs"))
     certified = certified and frontend.get("ssl_cert_reqs") == _CLIENT_CERTIFICATE
     return not (_LOOPBACK.fullmatch(profile.server.host) or frontend.get("uds") or certified)
-
-
-_MOVED = {
-    "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
-    "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
-    "VLLM_ALL2ALL_BACKEND": "write `all2all_backend` under `engine`",
-    "VLLM_USE_V1": "leave it out: there is no other engine any more",
-    "VLLM_HOST": "write `server.host`",
-}
-"""What became of variables that articles still name."""
-
-
-@rule("SD106", WARNING)
-def unknown_variable(ctx: Context) -> Violations:
-    """A `VLLM_…` variable that vLLM does not know."""
-    names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
-    known = {"VLLM_WHEEL_LOCATION"}  # vLLM's set-up reads it
-    for version in ctx.target_versions if names else ():
-        known.update(table(version).env)
-    for name in names - known:
-        guess = did_you_mean(name, known)
-        help_ = _MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out")
-        text = f"vLLM knows no variable `{name}`"
-        yield Violation(f"env.{name}", text, help=help_, at_key=True)
 
 
 @rule("SD107", ERROR, policy=True)

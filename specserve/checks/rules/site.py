@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
@@ -39,22 +39,16 @@ def full_disk(ctx: Context) -> Violations:
     cache = hub_cache({**os.environ, **ctx.profile.env})
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
-    total = 0
-    for path, missing in _downloads(ctx):
-        total += missing
+    total, models = 0, [("target.model", ctx.target)]
+    for variant in ctx.variants:
+        if variant.path == "speculation" and variant.model:
+            models.append((variant.at("model"), variant.draft))
+    for path, facts in models:
+        total += (missing := missing_bytes(facts) if facts else 0)
         if missing and total > free:
             text = f"{gib(total)} must be downloaded, and `{cache}` has {gib(free)} free"
             help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
             yield Violation(path, text, help=help_)
-
-
-def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
-    """What is still to be downloaded, in bytes, for each model of the launch."""
-    if ctx.target:
-        yield "target.model", missing_bytes(ctx.target)
-    for variant in ctx.variants:
-        if variant.path == "speculation" and variant.draft and variant.model:
-            yield variant.at("model"), missing_bytes(variant.draft)
 
 
 def missing_bytes(facts: ModelFacts) -> int:

@@ -16,8 +16,6 @@ from specserve.models.config import section
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LEAST_SEQUENCES = 256
 """The smallest default of `max_num_seqs` on a GPU."""
-_USUAL = 8192
-"""What vLLM wants of a step with speculation."""
 
 
 def _beside(variant: Variant, requests: int) -> dict[str, str]:
@@ -41,7 +39,7 @@ def small_steps(variant: Variant) -> Violations:
     if budget < needed:
         is_refused = budget < requests or ctx.engine.get("enable_lora") is True
         text = f"a decode step of {requests} requests needs {needed} tokens; a step has {budget}"
-        help_ = f"write `max_num_batched_tokens: {max(needed, _USUAL)}`, or lower one of the others"
+        help_ = f"write `max_num_batched_tokens: {max(needed, 8192)}`, or lower one of the others"
         severity = ERROR if is_refused else WARNING
         related = _beside(variant, requests)
         yield Violation(TOKENS, text, related=related, help=help_, severity=severity)
@@ -61,7 +59,6 @@ def uncaptured_decode(variant: Variant) -> Violations:
         largest -= largest % (16 if largest > 256 else 8)
     needed = requests * (k + 1)
     if largest < needed:
-        step = 8 if needed <= 256 else 16
         text = f"{requests} requests need {needed} tokens a step; CUDA graphs end at {largest}"
-        help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
+        help_ = f"leave it out, or raise it to {needed} or more"
         yield Violation(path, text, related=_beside(variant, requests), help=help_)

@@ -15,27 +15,15 @@ OFTEN = 0.02
 KEPT = 0.5
 """With less of its tokens within reach of the draft, most drafts end early."""
 KEY = "use_heterogeneous_vocab"
-_GREEDY = f"`{KEY}: true` with greedy drafts"
-
-
-def _compared(variant: Variant, *, mapped: bool = False) -> TokenizerComparison | None:
-    """The tokenizers of a draft model and its target, with `use_heterogeneous_vocab` or without."""
-    is_wanted = variant.method == "draft_model" and (variant.get(KEY) is True) is mapped
-    return variant.ctx.tokenizers.get(variant.path) if is_wanted else None
-
-
-def _same_size(found: TokenizerComparison) -> bool:
-    sizes = (found.target_vocab_size, found.draft_vocab_size)
-    return None in sizes or sizes[0] == sizes[1]
+_HELP = f"take a draft with the target's tokenizer and size, or `{KEY}: true` with greedy drafts"
 
 
 def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
     """The published families of target and draft if they differ and no files were compared."""
     found, profile = variant.ctx.tokenizers.get(variant.path), variant.ctx.profile
-    engine = profile.engine
     model, tokenizer = profile.target.model, profile.target.tokenizer or profile.target.model
     is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True
-    is_overridden = _overrides_size(variant) or engine.get("hf_config_path") is not None
+    is_overridden = _overrides_size(variant) or "hf_config_path" in profile.engine
     if not is_wanted or is_overridden or (found and found.verdict != "not_checked"):
         return None
     from specserve.models.tokenizers import tokenizer_family
@@ -57,24 +45,27 @@ def _overrides_size(variant: Variant) -> bool:
     return "vocab_size" in str(variant.ctx.engine.get("hf_overrides"))
 
 
-def _of_families(
-    variant: Variant, target: TokenizerFamily, draft: TokenizerFamily, note: str = ""
-) -> Violation:
-    """A hit that names both families, or only both sizes if they are of one family."""
-    text = "draft and target have vocabularies of different sizes"
-    sizes = [target.vocab_size, draft.vocab_size]
-    labels = [f"{size:,} entries" for size in sizes]
-    if target.name != draft.name:
-        text = f"draft and target have different tokenizers: {draft.name} and {target.name}"
-        labels = [f"{each.name}: {each.vocab_size:,} entries" for each in (target, draft)]
+def _compared(variant: Variant) -> TokenizerComparison | None:
+    """The tokenizers of a draft model and its target, if ids are handed over as they are."""
+    is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True
+    return variant.ctx.tokenizers.get(variant.path) if is_wanted else None
+
+
+def _sizes_differ(found: TokenizerComparison) -> bool:
+    sizes = (found.target_vocab_size, found.draft_vocab_size)
+    return None not in sizes and sizes[0] != sizes[1]
+
+
+def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFamily) -> Violation:
+    """A violation that names both families."""
     sources = dict.fromkeys(f"{each.source} ({each.date})" for each in (target, draft))
     return variant.violation(
         "model",
-        text,
-        label=labels[1],
-        related={"target.model": labels[0]},
-        notes=(*filter(None, (note,)), f"basis: published, {'; '.join(sources)}"),
-        help=f"take a draft of the target's family with {sizes[0]:,} entries, or {_GREEDY}",
+        f"draft and target have different tokenizers: {draft.name} and {target.name}",
+        label=f"{draft.vocab_size:,} entries",
+        related={"target.model": f"{target.vocab_size:,} entries"},
+        notes=(f"basis: published, {'; '.join(sources)}",),
+        help=_HELP,
     )
 
 
@@ -82,52 +73,29 @@ def _of_families(
 def unequal_vocabularies(variant: Variant) -> Violations:
     """The vocabulary of a draft model has another size than the target's."""
     if clash := _clash(variant):
-        target_family, draft_family = clash
-        target, draft = target_family.vocab_size, draft_family.vocab_size
-        if target != draft:
-            yield _of_families(variant, target_family, draft_family, _refusal(target, draft))
+        if clash[0].vocab_size != clash[1].vocab_size:
+            yield _of_families(variant, *clash)
         return
-    if (mapped := _compared(variant, mapped=True)) and mapped.overlap < KEPT:
-        share = f"the vocabularies share {mapped.shared_tokens:,} tokens"
+    mapped = variant.ctx.tokenizers.get(variant.path) if variant.get(KEY) is True else None
+    if mapped and mapped.overlap < KEPT:
         yield variant.violation(
             "model",
-            f"{share}, and the draft can propose no others",
-            label=f"{mapped.overlap:.0%} of its tokens are in the target's vocabulary",
+            f"the vocabularies share {mapped.shared_tokens:,} tokens; the draft proposes no others",
             related={variant.at(KEY): "keeps the shared tokens only"},
             help="use a draft that is closer to the target, or a method such as `ngram`",
             severity=WARNING,
         )
     found = _compared(variant)
-    if found is None or _same_size(found) or _overrides_size(variant):
+    if found is None or not _sizes_differ(found) or _overrides_size(variant):
         return  # overrides change the sizes that config.json states
     equal = ("the tokens are equal",) if found.verdict == "identical" else ()
     yield variant.violation(
         "model",
-        "draft and target have vocabularies of different sizes",
+        "draft and target have vocabularies of different sizes, which vLLM refuses",
         label=f"{found.draft_vocab_size:,} entries",
         related={"target.model": f"{found.target_vocab_size:,} entries"},
-        notes=(_refusal(found.target_vocab_size, found.draft_vocab_size), *equal),
-        help=_way_out(found),
-    )
-
-
-def _refusal(target: int | None, draft: int | None) -> str:
-    words = (
-        "vLLM stops at its start with: Target and draft model should have the same vocabulary size."
-    )
-    return f"{words} Target model vocab_size={target}. Draft model vocab_size={draft}."
-
-
-def _way_out(found: TokenizerComparison) -> str:
-    """What to do about sizes that differ, by what the tokens are."""
-    size = f"{found.target_vocab_size:,}"
-    if found.verdict == "identical":
-        return f"take a draft of the same family with {size} entries, or {_GREEDY}"
-    if found.verdict == "different" and found.overlap >= KEPT:
-        kept = f"{found.shared_tokens:,} tokens"
-        return f"take a draft with the target's tokenizer; {_GREEDY} would keep {kept}"
-    return (
-        f"take a draft with the target's tokenizer and {size} entries, or a method such as `ngram`"
+        notes=equal,
+        help=_HELP,
     )
 
 
@@ -137,24 +105,15 @@ def foreign_token_ids(variant: Variant) -> Violations:
     if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
         yield _of_families(variant, *clash)
     found = _compared(variant)
-    if found is None or found.first_difference is None or not _same_size(found):
+    if found is None or found.first_difference is None or _sizes_differ(found):
         return
-    count, (index, ours, theirs) = found.differing_ids, found.first_difference
-    ids = "one id means another token" if count == 1 else f"{count:,} ids mean other tokens"
+    index, ours, theirs = found.first_difference
     yield variant.violation(
         "model",
-        f"{ids} to the draft",
-        label=f"id {index} is {_shown(theirs)}",
-        related={"target.model": f"id {index} is {_shown(ours)}"},
+        f"{found.differing_ids:,} token ids do not mean the same to the draft",
+        label=f"id {index} is {(theirs or '')[:40]!r}",
+        related={"target.model": f"id {index} is {(ours or '')[:40]!r}"},
         notes=(f"`{KEY}` would keep {found.shared_tokens:,} tokens",),
         help="use a draft that was trained with the target's tokenizer, and of its kind",
         severity=ERROR if found.differing_share >= OFTEN else WARNING,
     )
-
-
-def _shown(token: str | None) -> str:
-    """A token for a reader: quoted, of bounded length, one line."""
-    if token is None:
-        return "nothing"
-    text = token if len(token) <= 40 else token[:37] + "..."
-    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
