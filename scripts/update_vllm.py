@@ -38,7 +38,7 @@ FILLED = {"tensor_parallel_size"}
 """Keys of `speculative_config` that vLLM refuses from a user."""
 SECTIONS = {
     "arguments": ("engine", "frontend", "speculation", "methods", "env"),
-    "models": ("classes", "removed", "mtp", "speculators"),
+    "models": ("classes", "mtp", "speculators"),
 }
 DEFAULTS = {"form": "value", "negatable": False, "human_int": False, "nullable": False, "deprecated": None}
 """What an argument is where a table does not say it; empty lists are left out too."""
@@ -137,8 +137,6 @@ def join(name: str, release: str, said: Mapping[str, Any]) -> str:
     kept = sorted(versions, key=minor)[-KEPT:]
     releases = {**old["versions"], this: release}
     head: dict[str, Any] = {"versions": {each: releases[each] for each in kept}}
-    if name == "models":
-        head["transformers"] = said["transformers"] if this == kept[-1] else old["transformers"]
     return text_of({**head, **merge({each: versions[each] for each in kept})})
 
 

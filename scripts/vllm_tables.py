@@ -40,8 +40,6 @@ KINDS = {
     "_TRANSFORMERS_BACKEND_MODELS": "transformers",
 }
 TRAITS = {"pp": "supports_pp", "eagle3": "supports_eagle3", "lora": "supports_lora"}
-SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""Of the transformers library, only classes that write text are listed, and those that vLLM once had."""
 OVER_STAGES = "supports_aux_hidden_states_over_pp"
 _INTERNAL = {"ModelConfig", "ParallelConfig"}
 """Types of keys of `speculative_config` that vLLM fills itself."""
@@ -63,13 +61,10 @@ def models() -> dict[str, Any]:
         for name in getattr(registry, table, {}):
             if name not in classes:
                 classes[name] = {"is": " ".join([kind, *traits(registry.ModelRegistry.models.get(name))])}
-    removed = {**registry._PREVIOUSLY_SUPPORTED_MODELS, **getattr(registry, "_OOT_SUPPORTED_MODELS", {})}
     return {
         "classes": classes,
-        "removed": {name: {"last": last} for name, last in removed.items() if name not in classes},
         "mtp": sorted(set(mtp())),
         "speculators": sorted(SUPPORTED_SPECULATORS_TYPES),
-        "transformers": sorted({n for n in transformers_names() if n in removed or n.endswith(SERVING)}),
     }
 
 
@@ -99,16 +94,6 @@ def mtp() -> Iterator[str]:
                 for item in getattr(side, "elts", [side]):
                     if isinstance(item, ast.Constant) and isinstance(item.value, str):
                         yield item.value
-
-
-def transformers_names() -> Iterator[str]:
-    """The model classes in the automatic mappings of the transformers library."""
-    from transformers.models.auto import modeling_auto
-
-    for name, mapping in vars(modeling_auto).items():
-        if name.endswith("_MAPPING_NAMES"):
-            for value in mapping.values():
-                yield from [value] if isinstance(value, str) else value
 
 
 def accepted(parser: argparse.ArgumentParser) -> dict[str, Any]:

@@ -33,8 +33,6 @@ class Registry:
 
     classes: Mapping[str, ModelClass]
     """By the name that `architectures` of config.json has."""
-    removed: Mapping[str, str]
-    """Names of former versions: the last version, or the plug-in that has it now."""
     mtp: frozenset[str]
     """Model types and architectures that `method: mtp` takes; each stands as vLLM compares it."""
     speculators: frozenset[str]
@@ -66,13 +64,6 @@ def registry(minor: str) -> Registry:
         classes[name] = ModelClass(kind, frozenset(traits))
     return Registry(
         classes=classes,
-        removed={name: item["last"] for name, item in items(data["removed"], minor).items()},
         mtp=frozenset(items(data["mtp"], minor)),
         speculators=frozenset(items(data["speculators"], minor)),
     )
-
-
-@lru_cache
-def transformers_names() -> frozenset[str]:
-    """The model classes of the transformers library that the newest known vLLM runs with."""
-    return frozenset(merged("models")["transformers"])

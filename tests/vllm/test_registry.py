@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.vllm.registry import registry, transformers_names
+from specserve.vllm.registry import registry
 from specserve.vllm.versions import known_versions
 
 
@@ -25,8 +25,3 @@ def test_classes_that_came_went_and_learnt_something_are_those_of_their_version(
     assert [minor for minor in known_versions() if "Step5MTP" in registry(minor).classes] == ["0.33"]
     granite = [registry(minor).lacks(["GraniteForCausalLM"], "eagle3") for minor in known_versions()]
     assert granite == [True, False, False]
-
-
-def test_the_library_has_what_every_version_takes_from_it() -> None:
-    named = {"SmolLM3ForCausalLM", "LlamaForCausalLM", "StarCoder2ForCausalLM", "Starcoder2ForCausalLM"}
-    assert named - transformers_names() == {"StarCoder2ForCausalLM"}
