@@ -62,18 +62,6 @@ def test_a_launch_needs_an_accelerator_for_each_rank(
     assert [item.code for item in found(target(keys), assume(machine))] == codes
 
 
-def test_data_parallel_ranks_need_accelerators_too(target: Load) -> None:
-    (finding,) = found(target("\nengine: {data_parallel_size: 4}"), assume("2xH100-80GB"))
-    assert finding.message == "the launch takes 4 accelerators, and there are 2"
-
-
-def test_devices_are_counted_too(target: Load) -> None:
-    lines = "tensor_parallel_size: 2\nhardware: {accelerator: L4-24GB, count: 2, devices: %s}"
-    (finding,) = found(target(lines % "[1]"))
-    assert (finding.code, finding.span.path) == ("SD306", "hardware.devices")
-    assert found(target(lines % "[0, 1]")) == []
-
-
 def test_a_count_matters_as_far_as_the_launch_uses_it(target: Load) -> None:
     one = Machine(accelerator("L4-24GB"), 1, basis="found")
     hardware = "\nhardware: {accelerator: L4-24GB, count: 4}"
@@ -104,10 +92,6 @@ def test_memory_that_others_hold_is_told(
 def test_a_gpu_that_the_launch_does_not_take_may_be_full(target: Load) -> None:
     there = Machine(accelerator("H100-80GB"), 2, basis="found", free_bytes=(78 * GIB, GIB))
     assert found(target(""), there) == []
-
-
-def test_a_machine_that_was_not_found_says_nothing_of_free_memory(target: Load) -> None:
-    assert found(target(""), Machine(Accelerator("H100-80GB", 80 * GIB, (9, 0)), 1)) == []
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,6 @@ def test_the_first_matrix_tells_an_eagle_head_from_an_eagle3_head(
     assert codes(profile(block(method)), {"org/t": facts(LLAMA), "org/d": head}).count("SD237") == hits
 
 
-@pytest.mark.parametrize(("width", "hits"), [(64, 0), (128, 1), (None, 0)])
-def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: int | None, hits: int) -> None:
-    head = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": width}
-    assert (
-        codes(profile(block("eagle3")), {"org/t": facts(LLAMA), "org/d": facts(head)}).count("SD237") == hits
-    )
-
-
 @pytest.mark.parametrize(
     ("more", "hits"),
     [

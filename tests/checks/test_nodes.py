@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.checks.collect import CheckOptions, collect
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
-from tests.checks.surroundings import read
 
 Load = Callable[[str], Profile]
 
@@ -39,13 +37,3 @@ def test_lint_sees_more_ranks_than_the_profile_s_hardware(
 ) -> None:
     text = f"target: {{model: ./m, {target}}}\nengine: {{{engine}}}\nhardware: {{{hardware}}}"
     assert len(of("SD306", profile(text))) == hits
-
-
-@pytest.mark.parametrize(("name", "hits"), [("B9000", 1), ("1.5", 1), ("h100-80gb", 0), ("cpu", 0)])
-def test_an_unknown_accelerator_is_reported_where_it_is_written(profile: Load, name: str, hits: int) -> None:
-    loaded = profile(f"target: {{model: ./m}}\nhardware: {{accelerator: {name}}}")
-    found = of("SD006", loaded)
-    assert len(found) == hits
-    assert all("there is no accelerator named `" in finding.message for finding in found)
-    context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read)
-    assert (context.context.machine is None) == bool(hits)

@@ -17,7 +17,7 @@ from specserve.report.manual import Page, pages
 from specserve.vllm import versions
 from specserve.vllm.versions import Installed, known_versions
 from tests.checks.checkpoints import beside
-from tests.checks.judging import judge, of
+from tests.checks.judging import judge
 from tests.checks.surroundings import surroundings
 
 Load = Callable[[str], Profile]
@@ -232,12 +232,6 @@ def test_a_draft_is_cut_like_its_target(
     )
     loaded = profile(f"target: {{model: ./t, tensor_parallel_size: {tensor}}}\nspeculation: {block}")
     assert [item.code for item in judge(loaded) if item.severity is Severity.ERROR] == ["SD104"] * hits
-
-
-def test_a_draft_on_one_rank_is_a_warning(profile: Load) -> None:
-    text = "target: {model: ./t, tensor_parallel_size: 4}\nspeculation: {method: draft_model, model: ./d, "
-    text += "num_speculative_tokens: 5, draft_tensor_parallel_size: 1}\n"
-    assert [item.severity for item in of("SD104", profile(text))] == [Severity.WARNING]
 
 
 def test_alternatives_are_judged_too_each_at_its_own_place(profile: Load) -> None:

@@ -55,19 +55,6 @@ def test_developers_endpoints_belong_on_loopback(profile: Load, server: str, env
 
 
 @pytest.mark.parametrize(
-    ("server", "codes"),
-    [
-        ("{host: 0.0.0.0}", ["SD108"]),
-        ("{host: 0.0.0.0, api_key_env: K}", []),
-        ("{host: 127.0.0.1, api_key_env: K}", []),
-    ],
-)
-def test_a_key_closes_the_api(profile: Load, server: str, codes: list[str]) -> None:
-    assert [item.code for item in judge(profile(f"server: {server}"))] == codes
-    assert judge(profile(f"server: {server}\nfrontend: {{uds: /run/s.sock}}")) == []
-
-
-@pytest.mark.parametrize(
     ("frontend", "codes"),
     [
         ("{ssl_certfile: ./c.pem, ssl_keyfile: ./k.pem}", ["SD108"]),

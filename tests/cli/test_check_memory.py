@@ -94,8 +94,3 @@ def test_the_remedies_stand_in_the_order_in_which_a_person_tries_them_and_each_h
             assert changed["verdict"] in better, (text, path, value)
         assert {path: str(value) for path, value in memory["fixes"].items()} == dict(turned)
     assert {"target.max_model_len", "target.tensor_parallel_size"} <= seen
-
-
-def test_a_shorter_context_is_the_first_remedy_of_the_70b(check: Check) -> None:
-    _, findings, _ = found(check, LARGE % 32768, "4xA100-40GB")
-    assert findings["SD301"]["help"].startswith("it may fit with `target.max_model_len: ")
