@@ -182,12 +182,6 @@ def test_a_comment_silences_it_and_is_not_called_unused_where_no_name_decides(
         assert "SD201" not in capsys.readouterr().out
 
 
-def test_one_fact_is_one_finding_where_check_knows_the_configurations(linted: Findings) -> None:
-    """Both are published whole: SD201 speaks by the table of families."""
-    found = linted("Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct", command="check --offline")
-    assert said(found) == [("SD201", "error")] and "Qwen 1.5 to 3" in found[0]["message"]
-
-
 @pytest.mark.parametrize(
     ("method", "head", "kind"),
     [

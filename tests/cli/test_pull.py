@@ -248,11 +248,3 @@ def test_a_hub_that_does_not_answer_is_told_without_an_option_that_pull_does_not
     assert pull(file) == 2
     error = capsys.readouterr().err
     assert "hint: check the network and HF_ENDPOINT" in error and "--offline" not in error
-
-
-def test_a_model_that_is_not_there_is_exit_code_2(
-    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file.write_text("target: {model: org/none}\n")
-    assert pull(file) == 2
-    assert "`org/none`" in capsys.readouterr().err

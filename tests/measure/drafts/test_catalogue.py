@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,3 @@ def test_no_rule_refuses_a_draft_for_its_own_target_and_each_can_be_written(
     places = add_alternatives(str(file), [draft.model or draft.method for draft in drafts], found=found)
     written = load_profile(file).alternatives
     assert [written[place.partition(".")[2]].method for place in places] == [each.method for each in drafts]
-
-
-def test_no_entry_stands_there_twice_and_each_has_a_public_source() -> None:
-    places = Counter((entry.target, entry.model, entry.method) for entry in catalogue())
-    assert set(places.values()) == {1}
-    assert all(any(s.url.startswith("https://") for s in entry.sources) for entry in catalogue())

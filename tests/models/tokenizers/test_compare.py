@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -129,18 +128,3 @@ def test_the_shared_tokens_are_about_those_that_vllm_maps(
     mapping = VocabMapping(*loaded, target_vocab_size=790, draft_vocab_size=700, device=cpu)
     result = compare(model(made[0], vocab_size=790), model(made[1], vocab_size=700))
     assert result.shared_tokens == pytest.approx(mapping.intersection_size, abs=20)
-
-
-@pytest.mark.parametrize(
-    ("config", "size"),
-    [
-        ({"model_type": "llama", "vocab_size": 128_256}, 128_256),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 9}}, 9),
-        ({"vocab_size": 7}, 7),
-        ({"model_type": "llama", "vocab_size": "many"}, None),
-        ({}, None),
-    ],
-)
-def test_the_size_is_the_language_models(model: Make, config: dict[str, Any], size: int | None) -> None:
-    facts = model(document(), vocab_size=None, config=config)
-    assert compare(facts, facts).target_vocab_size == size
