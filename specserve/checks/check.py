@@ -51,10 +51,6 @@ class Checked(ProfileVerdict):
         return next(bad, None)
 
 
-_Collected = tuple[str, list[Finding], CollectedFacts | None]
-"""A profile on its way: its path, the problems of its file, and its facts if it is a profile."""
-
-
 def check(
     profiles: Iterable[tuple[str, Profile | None, list[Finding]]],
     *,
@@ -66,7 +62,7 @@ def check(
 
     `before` gets what the rules find, if asking vLLM then takes more than a moment.
     """
-    collected = list[_Collected]()
+    collected = list[tuple[str, list[Finding], CollectedFacts | None]]()
     for path, profile, problems in profiles:
         found, facts = problems, None
         if profile and verdict_of(problems) == "invalid":  # judged without models
@@ -75,14 +71,14 @@ def check(
             facts = collect(profile, wanted=wanted, read=read)
         collected.append((path, found, facts))
     if wanted.asks:
-        known = [facts for _, _, facts in collected if facts]
-        plain = tuple(collected)
-        told = iter(with_verdicts(known, wanted=wanted, before=lambda: before(_report(plain))))
-        collected = [(path, problems, facts and next(told)) for path, problems, facts in collected]
+        known, plain = [facts for _, _, facts in collected if facts], collected
+        judged = with_verdicts(known, wanted=wanted, before=lambda: before(_report(plain)))
+        collected = [(path, found, facts and next(judged)) for path, found, facts in plain]
     return _report(collected)
 
 
-def _report(collected: Iterable[_Collected]) -> Report:
+def _report(collected: Iterable[tuple[str, list[Finding], CollectedFacts | None]]) -> Report:
+    """By the path of each profile, the problems of its file, and its facts if it is a profile."""
     findings: dict[Finding, None] = {}
     verdicts, skips, hidden = list[Checked](), list[Skipped](), 0
     for path, problems, facts in collected:
@@ -94,19 +90,16 @@ def _report(collected: Iterable[_Collected]) -> Report:
         broken = filter(None, (item.finding(profile) for item in facts.unread))
         found = run_rules(context, problems=[*problems, *broken])
         skipped, result = tuple(_skipped(facts)), verdict_of(found.findings)
+        memory = {item: _memory(context, item) for item in context.memory}
         verdicts.append(
             Checked(
                 path,
-                *identity(profile, found.findings),
+                *identity(profile, result),
                 "incomplete" if skipped and result in ("warnings", "ok") else result,
                 machine=context.machine,
                 tokenizer=context.tokenizers.get("speculation"),
-                memory=_memory(context, "speculation") or _memory(context, "target"),
-                alternatives={
-                    path.removeprefix("alternatives."): estimate
-                    for path in context.memory
-                    if path.startswith("alternatives.") and (estimate := _memory(context, path))
-                },
+                memory=memory.pop("speculation", None) or memory.pop("target", None),
+                alternatives={item.partition(".")[2]: memory[item] for item in memory},
                 findings=tuple(found.findings),
                 skipped=skipped,
                 unread=facts.unread,
@@ -119,13 +112,15 @@ def _report(collected: Iterable[_Collected]) -> Report:
     return Report(tuple(findings), tuple(skips), tuple(verdicts), hidden)
 
 
-def _memory(context: Context, path: str) -> MemoryEstimate | None:
+def _memory(context: Context, path: str) -> MemoryEstimate:
     """The memory of a launch; without all of vLLM's answer nothing surely fits."""
-    found = context.memory.get(path)
-    for judged in context.vllm if found and found.verdict == "fit" else ():
-        is_partial = judged.not_judged is not None or judged.skipped
-        if found and (judged.path or "target") == path and is_partial:
-            return replace(found, verdict="tight", reason="vLLM cannot judge all of it here")
+    found = context.memory[path]
+    is_partial = any(
+        (judged.path or "target") == path and (judged.not_judged is not None or judged.skipped)
+        for judged in context.vllm
+    )
+    if found.verdict == "fit" and is_partial:
+        return replace(found, verdict="tight", reason="vLLM cannot judge all of it here")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:
     from specserve.checks.oracle import VllmQuestion, VllmToAsk
-    from specserve.checks.oraclechild import VllmVerdict
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.memory.inputs import MemoryInputs
@@ -85,41 +84,43 @@ class CollectedFacts:
 
 def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
     """All that the rules may look at. `read`: where models come from, else the usual places."""
+    from specserve.models.tokenizers import compare
     from specserve.plan.locking import locked
 
     versions = judged_versions(profile.vllm, here=wanted.here)
     versions = (wanted.version,) if wanted.version else versions
     lock, drift = _lock(profile, wanted)
     found, unread = _models(profile, wanted, lock, read)
-    drafts = {
-        path.removesuffix(".model"): facts
-        for path, facts in found.items()
-        if path.endswith(".model")
-    }
-    context = Context(profile, versions, drafts.pop("target", None), drafts, drift=drift)
-    if context.target:
+    models = {path.removesuffix(".model"): facts for path, facts in found.items()}
+    drafts = {path: models[path] for path in profile.blocks if path in models}
+    context = Context(profile, versions, models.get("target"), drafts, drift=drift)
+    named = ("target.tokenizer", "engine.tokenizer_revision")
+    if context.target and not any(item.path in named for item in unread):
         wanted.tell("comparing tokenizers")
-        context = _with_tokenizers(context, found, unread)
+        tokenizer = next((found[path] for path in named if path in found), None)
+        compared = {
+            variant.path: compare(context.target, variant.draft, tokenizer=tokenizer)
+            for variant in context.variants
+            if variant.draft and variant.method == "draft_model"
+        }
+        context = replace(context, tokenizers=compared)
     missing: dict[Need, str] = {}
+    published = {item.path.removesuffix(".model"): item.published for item in unread}
+    shapes = {path: facts for path, facts in (published | models).items() if facts}
     try:
-        machine = _machine(profile, wanted)
-        context = replace(context, machine=machine)
-        if machine is None:
+        context = replace(context, machine=_machine(profile, wanted))
+        if context.machine is None:
             missing["hardware"] = "no accelerator found; `--assume 4xH100-80GB` names one"
-    except UsageError as error:  # SD006 reports an unknown accelerator
-        missing["hardware"] = error.message
-    shapes = {item.path.removesuffix(".model"): item.published for item in unread if item.published}
-    shapes |= drafts | ({"target": context.target} if context.target else {})
-    if context.machine and "target" not in shapes:
-        missing["hardware"] = "the target could not be read"
-    elif context.machine:
-        wanted.tell("estimating memory")
-        try:
+        elif "target" not in shapes:
+            missing["hardware"] = "the target could not be read"
+        else:
+            wanted.tell("estimating memory")
             context = replace(context, memory=_estimates(context, shapes))
-        except FactError as error:
-            missing["hardware"] = error.message
-    known = locked(profile, lock) if lock else profile
-    return CollectedFacts(context, known, unread, missing, shapes)
+    except (FactError, UsageError) as error:  # SD006 reports an unknown accelerator
+        missing["hardware"] = error.message
+    return CollectedFacts(
+        context, locked(profile, lock) if lock else profile, unread, missing, shapes
+    )
 
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
@@ -193,34 +194,16 @@ def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | No
     return read_model(model, revision=revision, offline=wanted.offline)
 
 
-def _with_tokenizers(
-    context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...]
-) -> Context:
-    """The context with each draft model's tokenizer against the target's, or the one named."""
-    from specserve.models.tokenizers import compare
-
-    paths = ("target.tokenizer", "engine.tokenizer_revision")
-    if context.target is None or any(item.path in paths for item in unread):
-        return context
-    other = next((facts for path, facts in found.items() if path in paths), None)
-    compared = {
-        variant.path: compare(context.target, variant.draft, tokenizer=other)
-        for variant in context.variants
-        if variant.draft and variant.method == "draft_model"
-    }
-    return replace(context, tokenizers=compared)
-
-
 def _machine(profile: Profile, wanted: CheckOptions) -> Machine | None:
     """What the launch is judged for: `--assume`, `hardware` or what is found. Raises UsageError."""
-    from specserve.hardware.accelerators import accelerator, assume, find, this_cpu
+    from specserve.hardware.accelerators import assume, find, this_cpu
     from specserve.vllm.versions import installed
 
     hardware = profile.hardware
     if wanted.machine:
         return wanted.machine
     if hardware and hardware.accelerator and not wanted.launch:
-        name = accelerator(hardware.accelerator).name
+        name = hardware.accelerator.strip()
         return assume(f"{hardware.nodes}x{hardware.count}x{name}", basis="profile")
     if not wanted.here:
         return None
@@ -235,86 +218,76 @@ def _machine(profile: Profile, wanted: CheckOptions) -> Machine | None:
 
 def with_verdicts(
     collected: Sequence[CollectedFacts], *, wanted: CheckOptions, before: Callable[[], None]
-) -> list[CollectedFacts]:
+) -> Iterator[CollectedFacts]:
     """The same with what vLLM says of each launch; `before` is called if that takes a moment."""
     from specserve.checks.oracle import ask
 
     asked = [_questions(facts, wanted) for facts in collected]
-    everything = [each for questions, _ in asked for each in questions.values()]
-    verdicts = iter(ask(everything, before=before) if everything else ())
-    answered = []
+    verdicts = iter(ask([each for questions, _ in asked for each in questions], before=before))
     for facts, (questions, why) in zip(collected, asked, strict=True):
         context, missing = facts.context, dict(facts.missing)
         if why:
             missing["vllm"] = why
         if questions:
-            without, *others = (
-                _judged(replace(next(verdicts), path=path), facts.profile, wanted)
-                for path in questions
-            )
+            without, *others = (next(verdicts) for _ in questions)
             said = tuple(replace(each, without=without) for each in others) or (without,)
             context = replace(context, vllm=said)
             with suppress(FactError):  # why there is no estimate is said already
                 context = replace(context, memory=_estimates(context, facts.shapes))
                 missing.pop("hardware", None)
-        answered.append(replace(facts, context=context, missing=missing))
-    return answered
+        yield replace(facts, context=context, missing=missing)
 
 
-def _judged(verdict: VllmVerdict, profile: Profile, wanted: CheckOptions) -> VllmVerdict:
-    """The verdict; a refusal of a path that may lie on the machine of `--assume` is none."""
-    said = [profile.engine, profile.frontend, *(block.keys for block in profile.blocks.values())]
-    paths = {value for keys in said for value in keys.values() if isinstance(value, str)}
-    refused = verdict.refused if wanted.machine else None
-    for path in paths - {*map(str, profile.relative_paths)} if refused else ():
-        if refused and path.startswith("/") and path in refused and not os.path.exists(path):  # noqa: PTH110
-            return replace(verdict, refused=None, not_judged=f"`{path}` is not here")
-    return verdict
-
-
-def _questions(
-    facts: CollectedFacts, wanted: CheckOptions
-) -> tuple[Mapping[str, VllmQuestion], str | None]:
+def _questions(facts: CollectedFacts, wanted: CheckOptions) -> tuple[Sequence[VllmQuestion], str]:
     """What the vLLM of a folder, or the one that `up` would start, is asked; why nothing is."""
     from specserve.checks.oracle import VllmToAsk, questions_about
     from specserve.vllm.facts import minor
     from specserve.vllm.versions import contains, installed
 
     range_, vllm, here = facts.profile.vllm, wanted.source, installed()
+    if vllm is None and here and minor(wanted.version or here.version) == minor(here.version):
+        if range_ and not contains(range_, here.version):
+            return (), f"vLLM {here.version} is installed, and the profile is for `{range_}`"
+        vllm = VllmToAsk(here.version)
+    if vllm is None:
+        why = "the version that `--vllm` names is not installed, so no vLLM was asked; "
+        return (), f"{why}`--vllm FOLDER` asks the one of a wheel" if wanted.version else ""
+    if facts.context.machine is None or "target" not in facts.shapes:
+        return (), facts.missing["hardware"]
     try:
-        is_other = wanted.version and here and minor(wanted.version) != minor(here.version)
-        if vllm is None and here and not is_other:
-            if range_ and not contains(range_, here.version):
-                return {}, f"vLLM {here.version} is installed, and the profile is for `{range_}`"
-            vllm = VllmToAsk(here.version)
-        if vllm is None and wanted.version:
-            return {}, (
-                "the version that `--vllm` names is not installed, so no vLLM was asked; "
-                "`--vllm FOLDER` asks the one of an unpacked wheel"
-            )
-        if vllm and (facts.context.machine is None or "target" not in facts.shapes):
-            return {}, facts.missing["hardware"]
-        return questions_about(facts.context, facts.shapes, vllm=vllm) if vllm else {}, None
+        return questions_about(facts.context, facts.shapes, vllm=vllm), ""
     except (FactError, UsageError) as error:
-        return {}, error.message
+        return (), error.message
 
 
 def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
-    """The memory of each variant, or of the target alone. Raises FactError if it is not known."""
+    """The memory of each variant, or of the target alone. Raises FactError if it is not known.
+
+    It is by vLLM if that planned the launch, else about.
+    """
+    from specserve.memory.estimate import by_vllm, estimate
+
     blocks: dict[str, Speculation | None] = dict(context.profile.blocks)
     if context.profile.speculation is None:
         blocks["target"] = None
-    found = {}
+    answers, found = {each.path or "target": each for each in context.vllm}, {}
     for path, block in blocks.items():
-        drafts = [shapes[path], None] if block and path in shapes else [None]
-        for draft in drafts:  # one of unknown size is left out, and named
-            try:
-                inputs = memory_inputs_of(context, block, shapes["target"], draft)
-                found[path] = _estimate(inputs, context, path if block else "")
-                break
-            except FactError:
-                if draft is None:
-                    raise
+        inputs = memory_inputs_of(
+            context, block, shapes["target"], shapes.get(path) if block else None
+        )
+        asked = answers.get(path)
+        if asked and asked.build and inputs.unknown_draft is None:
+            alone = asked.without.build if asked.without else None
+            with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned
+                found[path] = by_vllm(inputs, asked.build, alone)
+                continue
+        try:
+            found[path] = estimate(inputs)
+        except FactError:
+            if (draft := inputs.draft) is None:
+                raise
+            # one of unknown size is left out, and named
+            found[path] = estimate(replace(inputs, draft=None, unknown_draft=draft.model))
     return found
 
 
@@ -333,15 +306,3 @@ def memory_inputs_of(
         speculation=block,
         draft=draft,
     )
-
-
-def _estimate(inputs: MemoryInputs, context: Context, path: str) -> MemoryEstimate:
-    """The memory by vLLM if it planned the launch of this path, else about."""
-    from specserve.memory.estimate import by_vllm, estimate
-
-    asked = next((each for each in context.vllm if each.path == path), None)
-    if asked and asked.build and inputs.unknown_draft is None:
-        alone = asked.without.build if asked.without else None
-        with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned
-            return by_vllm(inputs, asked.build, alone)
-    return estimate(inputs)

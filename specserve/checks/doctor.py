@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ _LITTLE_BYTES, _FULL_BYTES = 10 * 2**30, 64 * 2**20
 _QUEUE_BYTES = 10 * 24 * 2**20
 """The largest message queue of a launch: `check_shm_free_space` in vLLM's shm_broadcast.py."""
 _BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_KINDS = ("cuda", "hip", "xpu")
 _NOT_COMPILED = ("enforce_eager", "compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that switch compilation off, or may: what they say is vLLM's to judge."""
 
@@ -53,8 +54,8 @@ class Here:
     """What the checks ask of this host."""
 
     vllm: Installed | None
-    torch: Mapping[str, str] | None
-    """Its `__version__`, and that of `cuda`, `hip` or `xpu` if it is built for one."""
+    torch: Mapping[str, str]
+    """Its `__version__`, and that of `cuda`, `hip` or `xpu` if it is built for one; or nothing."""
     gpus: Sequence[Accelerator]
     host: Host
     cpuinfo: str
@@ -79,37 +80,30 @@ def this(*, state: Path, servers: Callable[[], Iterable[Line]]) -> Here:
     """This host."""
     spec = find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    torch = dict(_BUILD.findall(file.read_text(encoding="utf-8"))) if file else None
+    torch = dict(_BUILD.findall(file.read_text(encoding="utf-8"))) if file else {}
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    found = installed(), torch, gpus(), this_host(), cpuinfo
-    return Here(*found, environ=os.environ, state=state, servers=servers)
+    return Here(installed(), torch, gpus(), this_host(), cpuinfo, os.environ, state, servers)
 
 
 def _vllm(here: Here) -> Iterator[Line]:
-    found, program = here.vllm, shutil.which("vllm")
-    if found is None and program and Path(program).parent != Path(sys.executable).parent:
-        python = Path(program).with_name("python")
-        fix = f"install specserve beside it: `{python} -m pip install specserve`"
-        yield bad(f"not in {sys.executable}; `{program}` belongs to another Python", fix)
-    elif found is None:
+    if (found := here.vllm) is None:
         yield bad(f"not installed in {sys.executable}: nothing can be launched here")
-    else:
-        is_known = table(found.version).exact
-        build = "CPU engine" if here.is_cpu else "for GPUs"
-        text = f"{found.version} ({found.distribution}), {build}, Python {sys.version.split()[0]}"
-        known = f"this specserve knows {', '.join(known_versions())}"
-        yield ok(text) if is_known else note(f"{text}; {known}", "see vLLM's release notes")
+        return
+    build = "CPU engine" if here.is_cpu else "for GPUs"
+    text = f"{found.version} ({found.distribution}), {build}, Python {sys.version.split()[0]}"
+    known = f"this specserve knows {', '.join(known_versions())}"
+    is_known = table(found.version).exact
+    yield ok(text) if is_known else note(f"{text}; {known}", "see vLLM's release notes")
 
 
 def _torch(here: Here) -> Iterator[Line]:
-    kinds = {name: version for name, version in (here.torch or {}).items() if name != "__version__"}
-    built = " ".join(map(" ".join, kinds.items()))
-    if here.torch is None:
-        yield from [bad("not installed, but vLLM needs it")] if here.vllm else []
-    elif here.wants_gpus and not built:
-        yield bad("built for the CPU, and vLLM here is the build for GPUs")
-    else:
+    built = " ".join(f"{kind} {here.torch[kind]}" for kind in _KINDS if kind in here.torch)
+    if here.torch and (built or not here.wants_gpus):
         yield ok(f"{here.torch.get('__version__', '?')}, built for {built or 'the CPU'}")
+    elif here.torch:
+        yield bad("built for the CPU, and vLLM here is the build for GPUs")
+    elif here.vllm:
+        yield bad("not installed, but vLLM needs it")
 
 
 def _driver(here: Here) -> Iterator[Line]:
@@ -127,7 +121,7 @@ def _driver(here: Here) -> Iterator[Line]:
             yield (bad if here.wants_gpus else note)(f"does not answer: {error}", fix)
         return
     text = f"{version}, runs CUDA up to {cuda[0]}.{cuda[1]}"
-    needed = (here.torch or {}).get("cuda", "0")
+    needed = here.torch.get("cuda", "0")
     is_too_old = cuda[0] < int(needed.partition(".")[0])  # it runs its own and older major versions
     yield bad(f"{text}; torch is built for {needed}") if is_too_old else ok(text)
 
@@ -137,12 +131,11 @@ def _gpu(here: Here) -> Iterator[Line]:
     if here.gpus and here.is_cpu:
         fix = "an environment of its own with `pip install '.[vllm]'` uses them"
         yield note("vLLM here is the CPU build: it uses none", fix)
-    elif here.wants_gpus and not here.gpus and "cuda" in (here.torch or ()):
+    elif here.wants_gpus and here.gpus and not shown:
+        text = f"CUDA_VISIBLE_DEVICES={here.environ['CUDA_VISIBLE_DEVICES']} hides all"
+        yield bad(f"{text} {len(here.gpus)}", "unset it, or name the GPUs to use")
+    elif here.wants_gpus and not here.gpus and "cuda" in here.torch:
         yield bad("none found, but vLLM here is the build for GPUs")
-    elif here.wants_gpus and not shown:
-        hidden = here.environ.get("CUDA_VISIBLE_DEVICES")
-        text = f"CUDA_VISIBLE_DEVICES={hidden} hides all {len(here.gpus)}"
-        yield bad(text, "unset it, or name the GPUs to use")
     for gpu in shown:
         text = f"{gpu.index}: {gpu.name}, {gib(gpu.free_bytes or 0)} of {gib(gpu.total_bytes)} free"
         held, fix = "; ".join(gpu.holders), "end what holds it, or choose `hardware.devices`"
@@ -150,29 +143,97 @@ def _gpu(here: Here) -> Iterator[Line]:
 
 
 def _cpu(here: Here) -> Iterator[Line]:
-    if here.vllm is None or not here.is_cpu:
-        return
-    cores = len(here.host.cpus)
-    text = f"{cores} core{'s' * (cores != 1)}"
-    match = re.search(r"^flags\s*:(.*)$", here.cpuinfo, re.MULTILINE)  # only x86 has such a line
-    flags = match[1].split() if match else []
-    if flags and "avx2" not in flags:
-        yield bad(f"{text}, without AVX2: vLLM ends with `Illegal instruction`")
+    is_x86 = re.search(r"^flags\s*:", here.cpuinfo, re.MULTILINE)
+    if is_x86 and not re.search(r"\bavx2\b", here.cpuinfo):
+        yield bad("without AVX2: vLLM ends with `Illegal instruction`")
     else:
-        yield ok(text)
+        yield ok(f"{len(here.host.cpus)} cores")
 
 
 def _plugin(here: Here) -> Iterator[Line]:
-    if here.is_cpu and here.host.plugin:
-        yield ok(f"{PLUGIN}: text at temperature > 0 is right")
-    elif here.is_cpu:
-        yield bad(f"{PLUGIN} is missing: at temperature > 0 speculation returns corrupted text")
+    fault = "is missing: at temperature > 0 speculation returns corrupted text"
+    right = f"{PLUGIN}: text at temperature > 0 is right"
+    yield ok(right) if here.host.plugin else bad(f"{PLUGIN} {fault}")
 
 
 def _compiler(here: Here) -> Iterator[Line]:
-    if here.is_cpu:
-        place, missing = here.host.compiler, "none: only profiles with `enforce_eager: true` start"
-        yield ok(place) if place else note(missing)
+    missing = "none: only profiles with `enforce_eager: true` start"
+    yield ok(here.host.compiler) if here.host.compiler else note(missing)
+
+
+def _shm(here: Here) -> Iterator[Line]:
+    usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # looked at, not written to
+    text = f"{gib(usage.free)} of {gib(usage.total)} free"
+    is_short = usage.free < _QUEUE_BYTES and (here.is_cpu or len(here.gpus) > 1)
+    yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}") if is_short else ok(text)
+
+
+def _folders(here: Here) -> Iterator[Line]:
+    """What is written into: the models' cache, that of vLLM, and specserve's own state."""
+    environ, cache = here.environ, hub_cache(here.environ)
+    home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    own = Path(environ.get("VLLM_CACHE_ROOT") or home / "vllm")  # vllm/envs.py
+    variables = {cache: "HF_HOME", own: "VLLM_CACHE_ROOT", here.state: "SPECSERVE_STATE_DIR"}
+    for folder, variable in variables.items():
+        place = folder.expanduser()
+        there = next(part for part in (place, *place.parents) if part.exists())
+        free, fix = shutil.disk_usage(there).free, f"set {variable} to another folder"
+        trouble = "" if free >= _FULL_BYTES else "the disk is full"
+        if not there.is_dir():
+            trouble = f"{there} is not a folder"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            trouble = "cannot be written"
+        if trouble:
+            is_needed = folder != cache or not is_offline(environ)
+            yield (bad if is_needed else note)(f"{place}: {trouble}", fix)
+        elif folder == cache:
+            text = f"{gib(free)} free for models in {place}"
+            yield note(text, fix) if free < _LITTLE_BYTES else ok(text)
+
+
+def _hub(here: Here) -> Iterator[Line]:
+    """Whether there is a token, never what it is."""
+    from huggingface_hub import get_token
+
+    if is_offline(here.environ):
+        yield ok("is not asked (offline): models must be in the cache, or in a folder")
+    elif get_token():
+        yield ok("a token is present")
+    else:
+        yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
+
+
+Probe = Callable[[Here], Iterable[Line]]
+"""Says nothing where the question does not arise."""
+CHECKS: tuple[tuple[str, Probe, str], ...] = (
+    ("vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, or `make setup` (CPU)"),
+    ("torch", _torch, "`pip install --force-reinstall vllm` brings the one it was built with"),
+    ("driver", _driver, "update it, or install a vLLM that is built for an older CUDA"),
+    ("GPU", _gpu, "`nvidia-smi` must list them; in a container: `docker run --gpus all`"),
+    ("CPU", _cpu, "use one with AVX2; in a virtual machine, pass the host's CPU through"),
+    ("plug-in", _plugin, "`make setup` in specserve's sources (vllm-project/vllm#55005)"),
+    ("compiler", _compiler, "`apt install g++`"),
+    ("/dev/shm", _shm, "in a container: `docker run --shm-size 8g` or `--ipc host`"),  # noqa: S108
+    ("folders", _folders, "make room"),
+    ("Hub", _hub, "`hf auth login`, or set HF_TOKEN"),
+    ("servers", lambda here: here.servers(), "`specserve down NAME` ends or clears it"),
+)
+"""Questions about the host, and the way out where a line that is not ok has none of its own."""
+_OF_THE_CPU_ENGINE = ("CPU", "plug-in", "compiler")
+
+
+def examine(here: Here) -> Iterator[Line]:
+    """What each check says. One that fails becomes a line that says so: the others go on."""
+    for name, probe, remedy in CHECKS:
+        if name in _OF_THE_CPU_ENGINE and not here.is_cpu:
+            continue
+        try:
+            lines = list(probe(here))
+        except Exception as error:
+            fix = "report it as a bug, unless the host is at fault"
+            lines = [note(f"could not be examined: {type(error).__name__}: {error}", fix)]
+        for line in lines:
+            yield replace(line, name=name, fix=None if line.state == "ok" else line.fix or remedy)
 
 
 def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
@@ -190,90 +251,3 @@ def lacks_shared_memory(plan: LaunchPlan) -> bool:
     sizes = (plan.engine_kwargs.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
     has_workers = plan.platform == "cpu" or any(size != 1 for size in sizes)
     return has_workers and shutil.disk_usage("/dev/shm").free < _QUEUE_BYTES  # noqa: S108
-
-
-def _shm(here: Here) -> Iterator[Line]:
-    usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # looked at, not written to
-    text = f"{gib(usage.free)} of {gib(usage.total)} free"
-    is_short = usage.free < _QUEUE_BYTES and (here.is_cpu or len(here.gpus) > 1)
-    yield bad(f"{text}: vLLM needs {gib(_QUEUE_BYTES)}") if is_short else ok(text)
-
-
-def _folders(here: Here) -> Iterator[Line]:
-    environ, cache = here.environ, hub_cache(here.environ)
-    free, trouble = _look(cache)
-    text, fix = f"{gib(free)} free for models in {cache}", "set HF_HOME to one on a larger disk"
-    if trouble:
-        yield (note if is_offline(environ) else bad)(f"{cache}: {trouble}", fix)
-    else:
-        yield note(text, fix) if free < _LITTLE_BYTES else ok(text)
-    # vllm/envs.py, get_default_cache_root
-    home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
-    for variable, folder in (
-        ("VLLM_CACHE_ROOT", Path(environ.get("VLLM_CACHE_ROOT") or home / "vllm").expanduser()),
-        ("SPECSERVE_STATE_DIR", here.state),
-    ):
-        if trouble := _look(folder)[1]:
-            yield bad(f"{folder}: {trouble}", f"set {variable} to another folder")
-
-
-def _look(folder: Path) -> tuple[int, str | None]:
-    """The free bytes of a folder, and why nothing can be written into it; nothing is written."""
-    there = next(part for part in (folder, *folder.parents) if part.exists())
-    if not there.is_dir():
-        return 0, f"{there} is not a folder"
-    free = shutil.disk_usage(there).free
-    if not os.access(there, os.W_OK | os.X_OK):
-        return free, "cannot be written"
-    return free, "the disk is full" if free < _FULL_BYTES else None
-
-
-def _hub(here: Here) -> Iterator[Line]:
-    """Whether there is a token, never what it is."""
-    from huggingface_hub import get_token
-
-    if is_offline(here.environ):
-        yield ok("is not asked (offline): models must be in the cache, or in a folder")
-    elif get_token():
-        yield ok("a token is present")
-    else:
-        yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question about the host."""
-
-    name: str
-    probe: Callable[[Here], Iterable[Line]]
-    """Says nothing where the question does not arise."""
-    remedy: str
-    """Where a line that is not ok has no fix of its own."""
-
-
-CHECKS = (
-    Check("vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, or `make setup` (CPU)"),
-    Check("torch", _torch, "`pip install --force-reinstall vllm` brings the one it was built with"),
-    Check("driver", _driver, "update it, or install a vLLM that is built for an older CUDA"),
-    Check("GPU", _gpu, "`nvidia-smi` must list them; in a container: `docker run --gpus all`"),
-    Check("CPU", _cpu, "use one with AVX2; in a virtual machine, pass the host's CPU through"),
-    Check("plug-in", _plugin, "`make setup` in specserve's sources (vllm-project/vllm#55005)"),
-    Check("compiler", _compiler, "`apt install g++`"),
-    Check("/dev/shm", _shm, "in a container: `docker run --shm-size 8g` or `--ipc host`"),  # noqa: S108
-    Check("folders", _folders, "make room"),
-    Check("Hub", _hub, "`hf auth login`, or set HF_TOKEN"),
-    Check("servers", lambda here: here.servers(), "`specserve down NAME` ends or clears it"),
-)
-
-
-def examine(here: Here) -> Iterator[Line]:
-    """What each check says. One that fails becomes a line that says so: the others go on."""
-    for check in CHECKS:
-        try:
-            lines = list(check.probe(here))
-        except Exception as error:
-            fix = "report it as a bug, unless the host is at fault"
-            lines = [note(f"could not be examined: {type(error).__name__}: {error}", fix)]
-        for line in lines:
-            way_out = None if line.state == "ok" else line.fix or check.remedy
-            yield Line(check.name, line.state, line.text, way_out)

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.metadata import Distribution, PackageNotFoundError, version
+from functools import cached_property
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,13 @@ from specserve.memory.inputs import memory_inputs
 from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import answer_cache
-from specserve.plan.launch import plainest, with_models
+from specserve.plan.launch import launch, plainest, with_models, without_additions
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
 from specserve.vllm.speculation import METHODS
+from specserve.vllm.versions import table
 
-LIMIT_S = 300.0
 _TARGET, _DRAFT = "target", "draft"
-_TABLES = ("embed_tokens", "lm_head")
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
@@ -63,19 +62,14 @@ class VllmToAsk:
 
 def vllm_in(folder: Path) -> VllmToAsk:
     """The vLLM whose package a folder holds. Raises FactError."""
-    if folder.is_file():
-        raise FactError(
-            f"`{folder}` is a file", hint=f"run `unzip {folder} -d FOLDER`, and name that"
-        )
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
-        hint = "name a folder with the files of a wheel: `vllm` and one in `.dist-info`"
+        hint = "name the folder of an unpacked wheel: `unzip vllm-….whl -d FOLDER`"
         raise FactError(f"`{folder}` does not contain vLLM", hint=hint)
-    version = Distribution.at(metadata[0].parent).version
-    return VllmToAsk(version, folder.resolve())
+    return VllmToAsk(Distribution.at(metadata[0].parent).version, folder.resolve())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VllmQuestion:
     """One launch on a machine, with what is known of its models, and the vLLM that is asked."""
 
@@ -87,42 +81,107 @@ class VllmQuestion:
     method: str | None = None
     beside: tuple[int, ...] = ()
     """Bytes of a GPU beside weights and KV cache, at most and at least."""
+    path: str = ""
+    """Of the block that is launched; empty without speculation."""
+
+    @property
+    def models(self) -> dict[str, ModelFacts]:
+        """The target and the draft by the name of their folder."""
+        return {_TARGET: self.target} | ({_DRAFT: self.draft} if self.draft else {})
+
+    @cached_property
+    def request(self) -> dict[str, Any]:
+        """The command line with folders in the place of models, which the child finds there."""
+        target, draft = self.target, self.draft
+        is_head = self.method is not None and METHODS[self.method].draft == "head"
+        # stages inside the target are read from its checkpoint
+        tensors = (draft or target).tensors if draft or is_head else None
+        # the tables that the checkpoint of a head does not bring, and so shares with its target
+        lacks = ["embed_tokens", "lm_head"] if is_head else []
+        if is_head and draft and draft.tensors is None:
+            lacks = ["embed_tokens"]
+        elif draft and draft.tensors:
+            lacks = [each for each in lacks if not any(each in name for name in draft.tensors)]
+        plan = with_models(self.plan, target=_TARGET, draft=_DRAFT if draft else None)
+        return {
+            "argv": list(plan.argv[2:]),
+            "env": {
+                name: value
+                for name, value in plan.env.items()
+                if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
+            },
+            "models": {
+                role: {key: value for key, value in facts.config.items() if key != "auto_map"}
+                for role, facts in self.models.items()
+            },
+            "build": {
+                "draft_lacks": lacks,
+                "draft_tensors": [
+                    (name, tensor.dtype, tensor.shape) for name, tensor in (tensors or {}).items()
+                ],
+                "beside": list(self.beside),
+            },
+            "count": self.machine.count * self.machine.nodes,
+        }
+
+    @cached_property
+    def setting(self) -> tuple[str, ...]:
+        """The child's options: the GPU it pretends to have, if any, and the vLLM that it asks."""
+        kind, source = self.machine.accelerator, self.vllm.source
+        words = ["--source", str(source)] if source else []
+        if not self.machine.is_cpu:
+            capability = list(kind.compute_capability or ())
+            size = int(kind.total_bytes)
+            gpu = {"name": f"NVIDIA {kind.name}", "capability": capability, "total_bytes": size}
+            words += ["--gpu", json.dumps(gpu)]
+        return tuple(words)
+
+    def read(self, answer: Mapping[str, Any], *, usual: set[str]) -> VllmVerdict:
+        """The answer without what vLLM warns of at every launch, at its `usual` places."""
+        warned = [each for each in answer.get("warnings", ()) if each["at"] not in usual]
+        read = {
+            "changed": tuple(VllmChange(**each) for each in answer.get("changed", ())),
+            "warnings": tuple(each["text"] for each in warned),
+            "basis": f"vLLM {self.vllm.version}, {self.machine}",
+            "path": self.path,
+        }
+        verdict = VllmVerdict(**{**answer, **read})
+        if verdict.refused is None or all(each.is_whole for each in self.models.values()):
+            return verdict
+        why = "only the published part of a configuration is known, and vLLM refuses it"
+        return replace(verdict, refused=None, not_judged=f"{why}: {verdict.refused}")
 
 
 def questions_about(
     context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmToAsk
-) -> dict[str, VllmQuestion]:
-    """The launch without speculation, under an empty path, and that of each variant.
+) -> list[VllmQuestion]:
+    """The launch without speculation, and that of each variant.
 
     `shapes`: the models by path of their block. Variants whose models are not known are left out.
     Raises FactError for a machine that cannot be pretended, UsageError for what cannot be planned.
     """
-    from specserve.plan.launch import launch, without_additions
-    from specserve.vllm.versions import installed, table
-
-    machine, found = context.machine, {}
+    machine, questions = context.machine, []
     assert machine is not None
     if not machine.is_cpu and (kind := machine.accelerator).vendor != "nvidia":
         raise FactError(f"vLLM can be asked about NVIDIA GPUs and the CPU, not about {kind.name}")
-    here = installed() if vllm.source is None else None
-    accepted = table(here.version if here else vllm.version)
+    accepted = table(vllm.version)
     blocks: dict[str, Speculation | None] = {"": None}
     for variant in context.variants:
         if variant.model is None or variant.method == "custom_class" or variant.path in shapes:
             blocks[variant.path] = variant.block
     for path, block in blocks.items():
-        profile = replace(context.profile, speculation=block)
+        launched, beside = replace(context.profile, speculation=block), tuple[int, ...]()
         platform = "cpu" if machine.is_cpu else "cuda"
-        plan = launch(profile, table=accepted, platform=platform, version=vllm.version)
+        plan = launch(launched, table=accepted, platform=platform, version=vllm.version)
         plan = plan if accepted.exact else without_additions(plan)
         target, draft = shapes["target"], shapes.get(path)
-        method, beside = block.method if block else None, tuple[int, ...]()
         known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}
         with suppress(FactError):
-            band = reserve(memory_inputs(profile, machine=machine, version=vllm.version, **known))
+            band = reserve(memory_inputs(launched, machine=machine, version=vllm.version, **known))
             beside = (int(band.high), int(band.low))
-        found[path] = VllmQuestion(plan, machine, vllm, target, draft, method, beside)
-    return found
+        method = block.method if block else None
+        questions.append(VllmQuestion(plan, machine, vllm, target, draft, method, beside, path))
+    return questions
 
 
 def ask(
@@ -130,132 +189,42 @@ def ask(
     *,
     command: Sequence[str] | None = None,
     before: Callable[[], None] = lambda: None,
-    limit_s: float = LIMIT_S,
-) -> tuple[VllmVerdict, ...]:
+    limit_s: float | None = None,
+) -> list[VllmVerdict]:
     """A verdict for each question; `before` is called if one of them is new, and takes a child.
 
     There is one child for each kind of GPU. Whole answers of the installed vLLM are kept.
     """
     verdicts: dict[int, VllmVerdict] = {}
-    is_told = False
-    for setting in dict.fromkeys(map(_setting, questions)):
-        asked = {at: each for at, each in enumerate(questions) if _setting(each) == setting}
+    files = sorted(Path(engine.__file__).parent.glob("*.py"))  # another child may answer otherwise
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    names = ("transformers", "torch")  # read configurations, and build models
+    libraries = [each.version for name in names for each in [*distributions(name=name)][:1]]
+    for setting in dict.fromkeys(each.setting for each in questions):
+        asked = {at: each for at, each in enumerate(questions) if each.setting == setting}
         vllm = next(iter(asked.values())).vllm
-        plain = {_file(request, setting, vllm): request for request in _PLAINEST}
-        files = {at: _file(_request(each), setting, vllm) for at, each in asked.items()}
-        requests = plain | {files[at]: _request(each) for at, each in asked.items()}
-        kept = {file: None if vllm.source else kept_answer(file) for file in requests}
+        decides = [setting, vllm.version, libraries, __version__, code]
+
+        def kept_in(request: Mapping[str, Any], decides: Sequence[object] = decides) -> Path:
+            text = json.dumps([request, *decides], sort_keys=True, default=str)
+            name = hashlib.sha256(text.encode()).hexdigest()[:32]
+            return answer_cache() / "oracle" / f"{name}.json"
+
+        plain = {kept_in(each): each for each in _PLAINEST}
+        mine = {at: kept_in(each.request) for at, each in asked.items()}
+        requests = plain | {mine[at]: each.request for at, each in asked.items()}
+        kept = {} if vllm.source else {file: kept_answer(file) for file in requests}
         said = {file: answer for file, answer in kept.items() if answer is not None}
-        new = [file for file in requests if file not in said]
-        if new and not is_told:
-            is_told = True
+        if new := [file for file in requests if file not in said]:
             before()
-        try:
-            found = answers(
-                [*(command or CHILD), *setting], [requests[file] for file in new], limit_s=limit_s
-            )
-            for number, answer in found if new else ():
-                said[new[number]] = answer
+            before = lambda: None  # noqa: E731
+            child = [*(command or CHILD), *setting]
+            found = answers(child, [requests[file] for file in new], limit_s=limit_s)
+            for file, answer in zip(new, found, strict=True):
+                said[file] = answer
                 is_whole = "not_judged" not in answer and not answer.get("skipped")
-                if is_whole and vllm.source is None:
-                    keep_answer(new[number], answer)  # what is not here may come
-        except FactError as error:
-            said = {file: {"not_judged": error.message} for file in new} | said
+                if is_whole and vllm.source is None:  # what is not here may come
+                    keep_answer(file, answer)
         usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
-        verdicts |= {at: _read(said[files[at]], each, usual=usual) for at, each in asked.items()}
-    return tuple(verdicts[at] for at in range(len(questions)))
-
-
-def _read(answer: Mapping[str, Any], question: VllmQuestion, *, usual: set[str]) -> VllmVerdict:
-    """A refusal says nothing about a model of which only a part of its config.json is known."""
-    plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
-    try:
-        verdict = VllmVerdict(
-            basis=f"vLLM {question.vllm.version}, {question.machine}",
-            **{name: answer[name] for name in plain if name in answer},
-            loc=tuple(answer.get("loc", ())),
-            changed=tuple(VllmChange(**item) for item in answer.get("changed", ())),
-            warnings=tuple(
-                item["text"] for item in answer.get("warnings", ()) if item["at"] not in usual
-            ),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"specserve cannot read the answer of vLLM {question.vllm.version}"
-        raise FactError(why) from error
-    is_whole = question.target.is_whole and (question.draft is None or question.draft.is_whole)
-    if verdict.refused is not None and not is_whole:
-        why = "only the published part of a configuration is known, and vLLM refuses it"
-        return VllmVerdict(basis=verdict.basis, not_judged=f"{why}: {verdict.refused}")
-    return verdict
-
-
-def _request(question: VllmQuestion) -> dict[str, Any]:
-    """The command line with folders in the place of models; these are laid out for the child."""
-    target, draft, method = question.target, question.draft, METHODS.get(question.method or "")
-    is_head = method is not None and method.draft == "head"
-    plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
-    models = {_TARGET: target} | ({_DRAFT: draft} if draft else {})
-    # stages inside the target are read from its checkpoint
-    tensors = (draft or target).tensors if draft or is_head else None
-    lacks: list[str] = []
-    if is_head and draft is not None and draft.tensors is None:
-        lacks = ["embed_tokens"]
-    elif is_head:  # the tables that its checkpoint does not bring, and so shares with its target
-        own = draft.tensors or {} if draft else {}
-        lacks = [table for table in _TABLES if not any(table in name for name in own)]
-    return {
-        "argv": list(plan.argv[2:]),
-        "env": {
-            name: value
-            for name, value in question.plan.env.items()
-            if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
-        },
-        "models": {
-            role: {key: value for key, value in facts.config.items() if key != "auto_map"}
-            for role, facts in models.items()
-        },
-        "build": {
-            "draft_lacks": lacks,
-            "draft_tensors": [
-                (name, tensor.dtype, tensor.shape) for name, tensor in (tensors or {}).items()
-            ],
-            "beside": list(question.beside),
-        },
-        "count": question.machine.count * question.machine.nodes,
-    }
-
-
-def _setting(question: VllmQuestion) -> tuple[str, ...]:
-    """The options of the child: the GPU it pretends to have, if any, and the vLLM that it asks."""
-    kind, source = question.machine.accelerator, question.vllm.source
-    words = ["--source", str(source)] if source else []
-    if not question.machine.is_cpu:
-        capability = list(kind.compute_capability or ())
-        size = int(kind.total_bytes)
-        gpu = {"name": f"NVIDIA {kind.name}", "capability": capability, "total_bytes": size}
-        words += ["--gpu", json.dumps(gpu)]
-    return tuple(words)
-
-
-def _file(request: Mapping[str, Any], setting: Sequence[str], vllm: VllmToAsk) -> Path:
-    """Where the answer is kept: its name says all that decides about the answer."""
-    decides = [request, setting, vllm.version, libraries(), __version__, _digest()]
-    text = json.dumps(decides, sort_keys=True, default=str)
-    return answer_cache() / "oracle" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-@lru_cache
-def libraries() -> dict[str, str]:
-    """The versions of what decides beside vLLM: configurations are read and models built by it."""
-    found = {}
-    for name in ("transformers", "torch"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-@lru_cache
-def _digest() -> str:
-    """Of the child's code: another child may answer otherwise."""
-    files = sorted(Path(engine.__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        verdicts |= {at: asked[at].read(said[file], usual=usual) for at, file in mine.items()}
+    return [verdicts[at] for at in range(len(questions))]

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specserve.engine.jsonlines import message_in
-from specserve.errors import FactError
 from specserve.files import write_whole
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
-_LIMIT_S = 300.0
-"""The child itself waits less for vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class VllmVerdict:
     """The line of vLLM that refused."""
     step: str = ""
     """What vLLM was doing when it refused; empty: the configuration."""
-    loc: tuple[str, ...] = ()
+    loc: Sequence[str] = ()
     effective: Mapping[str, Any] = field(default_factory=dict)
     """What decides about context, batches, graphs and attention, by name."""
     changed: tuple[VllmChange, ...] = ()
@@ -65,13 +62,17 @@ class VllmVerdict:
 
 
 def answers(
-    command: Sequence[str], requests: Iterable[Mapping[str, Any]], *, limit_s: float = _LIMIT_S
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each request with its answer, as they come from a running `engine/oracle.py`.
+    command: Sequence[str],
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    limit_s: float | None = None,
+) -> list[dict[str, Any]]:
+    """What a child that runs `engine/oracle.py` answers; `not_judged` says why there is no answer.
 
-    The `models` of a request are laid out as folders that hold a config.json. `limit_s`: from one
-    answer to the next. In the end nothing of the child is left. Raises FactError.
+    The `models` of a request are laid out as folders that hold a config.json. `limit_s`: for all;
+    by default what the child itself may take. In the end nothing of the child is left.
     """
+    limit_s = limit_s or 240 + 60 * len(requests)
     with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as folder:
         lines = []
         for at, request in enumerate(requests):
@@ -84,8 +85,10 @@ def answers(
             lines.append(json.dumps(sent) + "\n")
         asked, log = Path(folder) / "stdin", Path(folder) / "stderr"
         asked.write_text("".join(lines), encoding="utf-8")
-        with asked.open("rb") as stdin, log.open("wb") as stderr:
-            process = subprocess.Popen(
+        with (
+            asked.open("rb") as stdin,
+            log.open("wb") as stderr,
+            subprocess.Popen(
                 command,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -93,34 +96,24 @@ def answers(
                 cwd=folder,
                 start_new_session=True,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-            )
-        assert process.stdout is not None
-        stream, unread, left = process.stdout.fileno(), b"", set(range(len(lines)))
-        try:
-            while left:
-                if not select.select([stream], [], [], limit_s)[0]:
-                    raise FactError(f"vLLM did not answer within {limit_s:g} s")
-                if not (more := os.read(stream, 1 << 20)):
-                    raise FactError(f"asking vLLM failed: {_last_words(log)}")
-                *said, unread = (unread + more).split(b"\n")
-                for answer in filter(None, map(message_in, said)):
-                    if (number := answer.pop("id", None)) in left:
-                        left.remove(number)
-                        text = json.dumps(answer).replace(f"{folder}/{number}/", "")
-                        yield number, json.loads(text)
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    if "Failed to infer device type" in last:  # vllm/config/device.py
-        last = "this vLLM is not for the platform of the profile; try `--assume`"
-    return last[:300]
+            ) as process,
+        ):
+            try:
+                said, why = process.communicate(timeout=limit_s)[0], ""
+            except subprocess.TimeoutExpired as error:
+                said, why = error.output or b"", f"vLLM did not answer within {limit_s:g} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if not why:
+            words = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(words) if line.strip()), "no word")
+            if "Failed to infer device type" in last:  # vllm/config/device.py
+                last = "this vLLM is not for the platform of the profile; try `--assume`"
+            why = f"asking vLLM failed: {last[:300]}"
+        said = re.sub(rb"%s/\d+/" % re.escape(folder.encode()), b"", said)
+    found = {each.pop("id", None): each for each in map(message_in, said.split(b"\n")) if each}
+    return [found.get(at, {"not_judged": why}) for at in range(len(requests))]
 
 
 def kept_answer(file: Path) -> dict[str, Any] | None:

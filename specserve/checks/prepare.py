@@ -82,9 +82,9 @@ def check_launch(
         notices.warn(f"not checked: {why}")
         return
     notices.progress("")
-    named = f" of `{options.alternative}`" if options.alternative else ""
     for estimate in known.context.memory.values():
         if (cost := estimate.draft_cost) and not cost.is_little:
+            named = f" of `{options.alternative}`" if options.alternative else ""
             notices.say(f"the draft{named} costs {cost}")
     for item, finding in zip(known.unread, broken, strict=True):
         if finding is None:
@@ -133,20 +133,14 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
 
     if profile.server.api_key_env or not is_open(profile):
         return
-    host = quoted(profile.server.host)
-    text = f"the server listens on {host} without an API key"
+    text = f"the server listens on {quoted(profile.server.host)} without an API key"
     text += ": anyone who can reach it can use the model"
     if insecure:
         notices.warn(text)
         return
-    raise ProfileError(
-        f"{profile.span('server.host')}: {text}",
-        exit_code=1,
-        hint=(
-            "set `server.api_key_env` to the name of a variable (a key guards /v1 and the like; "
-            "/metrics, /health and /invocations stay open), or pass `--insecure`"
-        ),
-    )
+    hint = "set `server.api_key_env` to the name of a variable (a key guards /v1 and the like; "
+    hint += "/metrics, /health and /invocations stay open), or pass `--insecure`"
+    raise ProfileError(f"{profile.span('server.host')}: {text}", exit_code=1, hint=hint)
 
 
 def refuse_secrets(profile: Profile) -> None:
@@ -155,8 +149,6 @@ def refuse_secrets(profile: Profile) -> None:
 
     found = [item for item in run_rules_on_profile(profile).findings if item.code == "SD107"]
     if found:
-        raise ProfileError(
-            f"`{profile.file}` contains secrets, which no rendered file may",
-            exit_code=1,
-            findings=tuple(replace(item, severity=Severity.ERROR) for item in found),
-        )
+        text = f"`{profile.file}` contains secrets, which no rendered file may"
+        errors = tuple(replace(item, severity=Severity.ERROR) for item in found)
+        raise ProfileError(text, exit_code=1, findings=errors)

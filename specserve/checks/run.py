@@ -53,8 +53,9 @@ def lint(
         found = run_rules_on_profile(profile, problems=problems)
         findings |= dict.fromkeys(found.findings)
         hidden += found.hidden
-        name, mark = identity(profile, found.findings) if fingerprints else (None, None)
-        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings)))
+        verdict = verdict_of(found.findings)
+        name, mark = identity(profile, verdict) if fingerprints else (None, None)
+        verdicts.append(ProfileVerdict(path, name, mark, verdict))
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden)
 
 
@@ -73,11 +74,9 @@ def verdict_of(findings: list[Finding]) -> str:
     return "warnings" if any(finding.severity is Severity.WARNING for finding in findings) else "ok"
 
 
-def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
+def identity(profile: Profile, verdict: str) -> tuple[str | None, str | None]:
     """The name and the fingerprint; None for a profile that cannot be launched as it is written."""
-    return (
-        (None, None) if verdict_of(findings) == "invalid" else (profile.name, fingerprint(profile))
-    )
+    return (None, None) if verdict == "invalid" else (profile.name, fingerprint(profile))
 
 
 def run_rules_on_profile(
@@ -111,8 +110,13 @@ def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
                 found.extend(_finding(rule, each, context) for each in rule.check(context))
                 sure |= {rule.code} if there[rule.needs] else set()
     found = [*problems, *_without_repeats(found)]
-    if context.profile.file == COMMAND:
-        found = [_in_command(finding) for finding in found]
+    if context.profile.file == COMMAND:  # it has no place for comments: policy is a warning there
+        found = [
+            replace(each, severity=Severity.WARNING)
+            if each.policy and each.severity is Severity.ERROR
+            else each
+            for each in found
+        ]
     kept, hidden = _suppressed(found, context.profile, sure)
     return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden)
 
@@ -122,8 +126,6 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
     profile, severity, notes = context.profile, found.severity or rule.severity, found.notes
     known = context.target_versions if found.versions else ()
     if found.versions and len(found.versions) < len(known):
-        if not profile.vllm and known[-1] not in found.versions and severity is Severity.ERROR:
-            severity = Severity.WARNING
         words = "the profile's range allows" if profile.vllm else "judged for"
         which = ", ".join(found.versions)
         notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
@@ -145,24 +147,16 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
     """Without what vLLM says about a value of which a rule says as much, with a way out."""
     worst: dict[Span, int] = {}
-    for finding in findings:
-        if not finding.code.startswith(_BY_VLLM):
-            worst[finding.span] = min(worst.get(finding.span, 9), _ORDER[finding.severity])
+    for each in sorted(findings, key=lambda each: _ORDER[each.severity]):
+        if not each.code.startswith(_BY_VLLM):
+            worst.setdefault(each.span, _ORDER[each.severity])
     return [
-        finding
-        for finding in findings
-        if not finding.code.startswith(_BY_VLLM)
-        or finding.code == _REFUSED
-        or worst.get(finding.span, 9) > _ORDER[finding.severity]
+        each
+        for each in findings
+        if not each.code.startswith(_BY_VLLM)
+        or each.code == _REFUSED
+        or worst.get(each.span, 9) > _ORDER[each.severity]
     ]
-
-
-def _in_command(finding: Finding) -> Finding:
-    """A finding about a raw command, which has no place for comments: policy is a warning there."""
-    is_softer = finding.policy and finding.severity is Severity.ERROR
-    ways = [way for way in (finding.help or "").split("; ") if "# specserve: ignore" not in way]
-    severity = Severity.WARNING if is_softer else finding.severity
-    return replace(finding, severity=severity, help="; ".join(ways) or None)
 
 
 def _suppressed(
@@ -174,10 +168,8 @@ def _suppressed(
     another child may need them; nor are those for rules that did not run. Errors of the file itself
     (SD0xx) cannot be hidden.
     """
-    own = _comments(profile.file)
-    comments = {**own}
-    for file in {finding.span.file for finding in findings} - {profile.file}:
-        comments |= _comments(file)
+    files = {profile.file, *(finding.span.file for finding in findings)}
+    comments = {key: span for file in files for key, span in _comments(file).items()}
     keys = [(finding.span.file, finding.span.line, finding.code) for finding in findings]
     kept = [
         finding
@@ -185,9 +177,9 @@ def _suppressed(
         if key not in comments or finding.code.startswith("SD0")
     ]
     hidden = len(findings) - len(kept)
-    idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own else set()
-    for key, span in own.items():
-        if key not in keys and key[2] not in idle:
+    idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran
+    for key, span in comments.items():
+        if key[0] == profile.file and key not in keys and key[2] not in idle:
             text = f"this comment hides no finding {key[2]}"
             kept.append(Finding(*UNUSED_IGNORE, text, span, help="remove it"))
     return kept, hidden

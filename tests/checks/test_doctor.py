@@ -1,4 +1,4 @@
-"""The twelve checks of `doctor`: what each says of hosts that are well, and of those that are not."""
+"""The eleven checks of `doctor`: what each says of hosts that are well, and of those that are not."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def state(here: Here, name: str) -> str | None:
     return line.state if line else None
 
 
-def test_there_are_twelve_checks_each_with_a_remedy() -> None:
+def test_there_are_eleven_checks_each_with_a_remedy() -> None:
     names = ["vLLM", "torch", "driver", "GPU", "CPU", "plug-in", "compiler", "/dev/shm", "folders"]
-    assert [check.name for check in CHECKS] == [*names, "Hub", "servers"]
-    assert all(check.remedy for check in CHECKS)
+    assert [name for name, _, _ in CHECKS] == [*names, "Hub", "servers"]
+    assert all(remedy for _, _, remedy in CHECKS)
 
 
 def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
@@ -106,16 +106,9 @@ def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
     assert not Path(cpu.environ["HF_HOME"]).exists()
 
 
-def test_without_vllm_nothing_starts_and_that_of_another_python_is_found(
-    cpu: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    none = replace(cpu, vllm=None)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    line = says(none, "vLLM")
+def test_without_vllm_nothing_starts(cpu: Here) -> None:
+    line = says(replace(cpu, vllm=None), "vLLM")
     assert line is not None and line.state == "bad" and line.fix and "pip install '.[vllm]'" in line.fix
-    monkeypatch.setattr(shutil, "which", lambda name: "/opt/vllm/bin/vllm")
-    line = says(none, "vLLM")
-    assert line is not None and line.fix and "/opt/vllm/bin/python -m pip install specserve" in line.fix
 
 
 @pytest.mark.parametrize("version", ["9.0.0", "0.20.1", "not-a-version"])
@@ -128,12 +121,12 @@ def test_a_version_without_a_table_is_a_note(version: str, cuda: Here) -> None:
     [
         ({"cuda": "13.0"}, "ok"),
         ({"hip": "7.1"}, "ok"),
+        ({"__version__": "2.13.0+cpu"}, "bad"),
         ({}, "bad"),
-        (None, "bad"),
     ],
 )
 def test_torch_must_be_there_and_for_gpus_if_vllm_is(
-    torch: dict[str, str] | None, expected: str, cuda: Here
+    torch: dict[str, str], expected: str, cuda: Here
 ) -> None:
     assert state(replace(cuda, torch=torch), "torch") == expected
 

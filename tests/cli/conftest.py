@@ -48,9 +48,6 @@ for line in sys.stdin:
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
     bad_draft = {"refused": "no such draft", "at": "vllm/config/speculative.py:1"}
     answer = bad_draft if any("bad-draft" in word for word in argv) else answer
-    if "--hf-config-path" in argv:
-        path = argv[argv.index("--hf-config-path") + 1]
-        answer = {"refused": f"Invalid repository ID or local directory specified: '{path}'"}
     print(json.dumps({"id": number, **(refused if "9999" in argv else answer)}), flush=True)
 """
 

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.collect import CheckOptions, _judged
-from specserve.checks.oraclechild import VllmVerdict
 from specserve.cli.app import _run
-from specserve.hardware.accelerators import assume
-from specserve.profile.load import load_profile
 from specserve.vllm import versions
 from tests.checks.checkpoints import beside, checkpoint
 
@@ -399,11 +395,3 @@ def test_a_model_that_is_there_and_broken_is_an_error_and_one_that_is_not_could_
     found, judged = answer(capsys, str(file), "--offline")
     assert found == code
     assert [item["code"] for item in judged["findings"] if item["severity"] == "error"] == ["SD290"]
-
-
-def test_a_refusal_of_a_path_of_the_assumed_machine_is_not_judged(write: Write) -> None:
-    profile = load_profile(write("target: {model: ./m}\nfrontend: {chat_template: /srv/there.jinja}\n"))
-    verdict = VllmVerdict(refused="the file /srv/there.jinja does not exist")
-    assumed = _judged(verdict, profile, CheckOptions(machine=assume("1xH100-80GB")))
-    assert (assumed.refused, assumed.not_judged) == (None, "`/srv/there.jinja` is not here")
-    assert _judged(verdict, profile, CheckOptions()) == verdict

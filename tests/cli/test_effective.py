@@ -158,15 +158,6 @@ def test_what_stops_the_child_is_skipped_and_no_error(
     assert "no torch" in reason
 
 
-@pytest.mark.parametrize("value", ["hf_overrides={rope_theta: 10000.0}", "cudagraph_capture_sizes=[1, 2, 4]"])
-def test_a_value_that_is_no_path_is_no_path_of_another_machine(
-    value: str, profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["check", profile, "--offline", "-v", "--assume", "1xH100-80GB"]
-    assert _run([*words, "--set", f"engine.{value}"]) == 0
-    assert "Effective configuration" in capsys.readouterr().out
-
-
 def test_each_way_to_speculate_gets_its_own_answer(
     profile: str, vllm_that_answers: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from specserve.engine.jsonlines import JsonLines
 lines = JsonLines()
 print("a library works")
 for message in lines.read():
-    said = {"effective": {"model_runner": "V2"}, "event": message.get("event")}
+    said = message if "event" in message else {"effective": {"model_runner": "V2"}}
     lines.write({"id": message.get("id"), **said})
 """
 
