@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-UP = [sys.executable, "-m", "specserve", "up", "--no-warm-up"]
+UP = [sys.executable, "-m", "specserve", "up"]
 
 
 class Start(NamedTuple):

@@ -216,7 +216,7 @@ def plan(machine: Json) -> tuple[list[Step], dict[str, str]]:
     ]
     version = ".".join((machine["vllm"] or "").split(".")[:2])
     judge_by = f"--no-ask --offline {f'--vllm {version}' * (version in known_versions())} --format json"
-    start = "--no-check --no-warm-up --format json"
+    start = "--no-check --format json"
     base, judged = data["judged"], {}
     for number, case in enumerate(DATA["judge"].values(), start=1):
         changed = {key: base.get(key, {}) | new for key, new in case.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 _PROMPT = "The prompt; `-` or nothing reads stdin."
 _SOURCE = "Input with one request per line, or `-` for stdin."
-_OUTPUT = "Write the answers here; `-` is stdout (default)."
+_OUTPUT = "Write the answers here."
 _SERVER = "Ask this server (default: the only detached one, else port 8000 on this host)."
 _MAX_TOKENS = "Stop after this many tokens."
 _TEMPERATURE = "Sample at this temperature; 0 is greedy (default: the model's own)."
@@ -50,15 +49,17 @@ def ask(
     from specserve.report.console import in_one_line, out, say
     from specserve.report.text import json_document, json_values
     from specserve.serve.client import Client, Question
-    from specserve.serve.detached.observe import find_server
+    from specserve.serve.records import locate
     from specserve.serve.requests import endpoint
 
     text, as_json = _prompt(prompt), format == "json"
-    place, key = find_server(server)
+    place, record = locate(server)
+    key = record.api_key_env if record else None
     if server is None:
         say(f"asking the server at {in_one_line(place)}")
     try:
-        with Client(endpoint(place, api_key_env=key)) as client, AnswerScreen() as screen:
+        client = Client(endpoint(place, api_key_env=key))
+        with AnswerScreen() as screen:
             model = client.first_model()
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
@@ -93,7 +94,7 @@ def generate(
     profile: Annotated[str, argument("PROFILE", PROFILE)],
     source: Annotated[str, argument("IN.jsonl", _SOURCE)],
     *,
-    output: Annotated[str, option("OUT.jsonl", _OUTPUT, "--output", "-o")] = "-",
+    output: Annotated[str, option("OUT.jsonl", _OUTPUT, "--output", "-o")],
     locked: options.Locked = None,
     settings: options.Settings = None,
     alternative: options.Alternative = None,
@@ -116,17 +117,17 @@ def generate(
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
-    cat in.jsonl | specserve generate demo.yaml - --alternative baseline
+    cat in.jsonl | specserve generate demo.yaml - -o out.jsonl --alternative baseline
     """
     from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
 
-    destination = None if output == "-" else Path(output)
+    destination = Path(output)
     if profile == source == "-":
         raise UsageError("the profile and the input cannot both be stdin")
-    if destination and source != "-" and destination.resolve() == Path(source).resolve():
+    if source != "-" and destination.resolve() == Path(source).resolve():
         raise UsageError("the output would replace the input", hint="give another file to `-o`")
     wanted = LaunchOptions(tuple(settings or ()), alternative, locked=locked)
     loaded, plan = prepare(profile, wanted, notices=StderrNotices())
@@ -141,13 +142,13 @@ def generate(
         raise typer.Exit(1)
 
 
-def generate_file(plan: LaunchPlan, *, data: bytes, path: Path | None) -> int:
+def generate_file(plan: LaunchPlan, *, data: bytes, path: Path) -> int:
     """Answer every line of `data` and say how it went. Returns how many could not be done."""
     from specserve.report.answer import generation_line, say_generated
     from specserve.report.console import say
-    from specserve.serve.batch import open_output, run
+    from specserve.serve import batch
 
-    with closing(open_output(plan, data=data, path=path)) as output, generation_line() as show:
-        found = run(plan, data=data, output=output, show=show, say=say)
+    with generation_line() as show:
+        found = batch.generate(plan, data=data, path=path, show=show, say=say)
     say_generated(found)
     return len(found.errors)

@@ -52,7 +52,7 @@ def doctor(
 def server_lines() -> Iterator[Line]:
     """A line for each detached server."""
     from specserve.checks.doctor import note, ok
-    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.records import observe_all
 
     servers = list(observe_all())
     for seen in servers:

@@ -12,10 +12,7 @@ from specserve.cli.options import argument, option
 
 Engine = Literal["vllm", "sglang"]
 _VLLM = "Plan for this vLLM version (default: the installed one)."
-_LAUNCHES = (
-    "A profile, PROFILE@REVISION from git, or the name of a detached server; for B also `--`"
-    " followed by a vLLM command."
-)
+_LAUNCHES = "A profile, or PROFILE@REVISION from git; for B also `--` followed by a vLLM command."
 _DERIVE = "Compare A with this one of its `alternatives`, or with `baseline`."
 
 
@@ -95,9 +92,8 @@ def diff(
     from specserve.report.console import escaped, out, say
     from specserve.report.launch import difference_text
     from specserve.report.text import count, json_document
-    from specserve.serve.detached.observe import running_command
 
-    a, b = both_sides(launches, alternative, running=running_command)
+    a, b = both_sides(launches, alternative)
     comparison = compare(a, b)
     for text in dict.fromkeys([*a.ignored, *b.ignored]):
         say(f"note: not compared: {escaped(text)}")

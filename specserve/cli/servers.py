@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 def ps(*, format: Format = "text") -> None:
     """List detached servers: state, port, acceptance.
 
-    States: starting, ready, silent (does not answer), hung (answers, but no token comes), stopping,
-    dead (the cause is shown). ACCEPTED is the share of draft tokens that the target accepted since
-    the server was ready.
+    States: starting, ready, silent (does not answer), hung (a process was stopped), stopping, dead
+    (the cause is shown). ACCEPTED is the share of all draft tokens that the target accepted.
 
     \b
     specserve ps
@@ -31,7 +30,7 @@ def ps(*, format: Format = "text") -> None:
     from specserve.report.console import out, say
     from specserve.report.servers import table
     from specserve.report.text import json_document
-    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.records import observe_all
 
     servers = list(observe_all())
     if format == "json":
@@ -64,8 +63,8 @@ def logs(
     specserve logs demo -n 0 | grep SpecDecoding
     """
     from specserve.report.servers import print_log
-    from specserve.serve.detached.observe import only_server
     from specserve.serve.logs import LogTail
+    from specserve.serve.records import only_server
 
     record = only_server(name)
     tail = LogTail(Path(record.log_path))
@@ -100,9 +99,9 @@ def down(
     """
     from specserve.report.console import escaped, say
     from specserve.report.findings import failure
-    from specserve.serve.detached.records import names as known
-    from specserve.serve.detached.watcher import stop_server
+    from specserve.serve.records import names as known
     from specserve.serve.signals import stop_on_signals
+    from specserve.serve.watcher import stop_server
 
     hint = "`specserve ps` lists the servers"
     if all_ == bool(names):

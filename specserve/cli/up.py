@@ -21,7 +21,6 @@ _EXEC = (
 )
 _DETACH = "Return when the server is ready and leave it running; see `ps`, `logs` and `down`."
 _NAME = "Name the detached server (default: the profile's name)."
-_NO_WARM_UP = "Report the server ready before it has answered a first request."
 _NO_CHECK = "Start even if the check finds errors."
 _INSECURE = "Allow a server without API key to listen beyond this host."
 _FORMAT = "Format of messages; json is one object per line on both streams."
@@ -40,7 +39,6 @@ def up(
     exec_: Annotated[bool, flag("--exec", _EXEC)] = False,
     detach: Annotated[bool, flag("--detach", _DETACH)] = False,
     name: Annotated[str | None, option("NAME", _NAME, "--name")] = None,
-    no_warm_up: Annotated[bool, flag("--no-warm-up", _NO_WARM_UP)] = False,
     no_check: Annotated[bool, flag("--no-check", _NO_CHECK)] = False,
     insecure: Annotated[bool, flag("--insecure", _INSECURE)] = False,
     locked: options.Locked = None,
@@ -48,10 +46,8 @@ def up(
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
-    The first request to a new server is slow, so `up` sends a short one itself. When it is
-    answered, `up` says that the server is ready, and notifies systemd. The address and a request to
-    try go to stdout, the progress goes to stderr, and vLLM's own log to a file.
-    CUDA_VISIBLE_DEVICES chooses GPUs where the profile names none.
+    The address and a request to try go to stdout, the progress goes to stderr, and vLLM's own log
+    to a file. CUDA_VISIBLE_DEVICES chooses GPUs where the profile names none.
 
     Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors; 2 if the
     server did not start, or died; 130 or 143 if a signal stopped it before it was ready.
@@ -66,7 +62,7 @@ def up(
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
-    from specserve.serve.detached.records import default_name, path_of
+    from specserve.serve.records import default_name, path_of
     from specserve.serve.server import become
 
     refuse_alone("--detach", detach, name=name)
@@ -90,9 +86,9 @@ def up(
         path_of(name)  # refuses what cannot be a name before anything is written under it
     if exec_:
         become(plan)
-    serving: dict[str, Any] = {"warms_up": not no_warm_up}
+    serving: dict[str, Any] = {}
     if detach:
-        serving |= {"profile": source.file, "alternative": alternative}
+        serving = {"profile": source.file, "alternative": alternative}
         serving["settings"] = tuple(settings or ())
     start(plan, name=name, format=format, **serving)
 
@@ -106,10 +102,10 @@ def start(
 ) -> None:
     """Run the server until a signal, or leave it under a name. Raises as `running` and `launch`."""
     from specserve.report.servers import JsonView, TextView
-    from specserve.serve.detached.watcher import launch
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
+    from specserve.serve.watcher import launch
 
     view = JsonView(plan) if format == "json" else TextView(plan, stays_as=name)
     serving["on_event"] = view

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from specserve.convert.command import profile_of
 from specserve.convert.launch import is_command
@@ -21,15 +20,13 @@ _Named = tuple[str, Profile, tuple[str, ...]]
 """What a side is called, its profile, and what is ignored of its command."""
 
 
-def both_sides(
-    words: Sequence[str], alternative: str | None, *, running: Callable[[str], list[str] | None]
-) -> tuple[Side, Side]:
+def both_sides(words: Sequence[str], alternative: str | None) -> tuple[Side, Side]:
     """Both sides by the words that name them; an alternative or `baseline` derives B from A.
 
-    `running`: the command of a server of that name. Raises UsageError, ProfileError, FactError.
+    Raises UsageError, ProfileError, FactError.
     """
     first, second = _split(list(words))
-    a = _side(first, running)
+    a = _side(first)
     if alternative and second:
         raise UsageError("`--alternative` derives B from A, so a second launch cannot be given")
     if not alternative and not second:
@@ -39,7 +36,7 @@ def both_sides(
         label, profile, ignored = a
         b = f"{label} (alternative {alternative})", with_alternative(profile, alternative), ignored
     else:
-        b = _side(second, running)
+        b = _side(second)
     return _launches(a, b)
 
 
@@ -56,14 +53,11 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     raise UsageError(text, hint="write a vLLM command after `--`")
 
 
-def _side(words: Sequence[str], running: Callable[[str], list[str] | None]) -> _Named:
-    """A profile, `PROFILE@REVISION`, a detached server, or the words of a vLLM command."""
+def _side(words: Sequence[str]) -> _Named:
+    """A profile, `PROFILE@REVISION`, or the words of a vLLM command."""
     if len(words) != 1:
         return _converted(words)
     name = words[0]
-    if not Path(name).is_file() and (command := running(name)):
-        _, profile, ignored = _converted(command)
-        return f"{name} (running)", profile, ignored
     place = at_revision(name)
     return name, load_at(*place) if place else load_profile(name), ()
 

@@ -28,7 +28,7 @@ from specserve.report.text import (
 from specserve.serve import events
 
 if TYPE_CHECKING:
-    from specserve.serve.detached.observe import Seen
+    from specserve.serve.records import Seen
 
 _COLUMNS = ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED")
 _PROMPT = "def __len__(self):"
@@ -70,17 +70,6 @@ def event_words(event: events.Event) -> str:
             return f"  {phase} … {duration(took_s)}"
         case events.Ready():
             return f"ready in {duration(event.elapsed_s)}"
-        case events.StaysCold(reason):
-            return (
-                f"warning: the warm-up request failed, so the first is slow: {in_one_line(reason)}"
-            )
-        case events.Hangs(for_s, running, waiting):
-            waits = f"while {running} requests run and {waiting} wait"
-            return f"warning: vLLM hangs: no token for {duration(for_s)} {waits}"
-        case events.GoesOn():
-            return "tokens come again"
-        case events.Joined(rank, nodes, elapsed_s):
-            return f"node {rank} of {nodes} joined in {duration(elapsed_s)}; Ctrl-C stops all nodes"
         case events.Stopping(signal, grace_s):
             return f"sent {signal}; running requests may finish for up to {duration(grace_s)}"
         case events.Stopped(took_s, killed):
@@ -108,7 +97,8 @@ class TextView:
         else:
             say(event_words(event))
         if isinstance(event, events.Ready):
-            out(ready_block(event, self._plan))
+            if event.url is not None:
+                out(ready_block(event, self._plan))
             name = self._stays_as
             say(f"`specserve down {name}` stops it" if name else "Ctrl-C stops it")
 
@@ -159,7 +149,7 @@ def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
         room = f"{figures.max_concurrency:.1f} requests of {figures.max_model_len:,} tokens"
         lines["KV cache"] = f"{figures.kv_cache_tokens:,} tokens: room for {room}"
     body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
-    key, url = plan.api_key_env, shlex.quote(ready.url)
+    key, url = plan.api_key_env, shlex.quote(ready.url or plan.url)
     header = f' -H "Authorization: Bearer ${key}"' if key else ""
     curl = f"curl -s {url}/v1/completions{header} -H 'Content-Type: application/json'"
     lines["curl"] = f"{curl} -d {shlex.quote(body)}"

@@ -15,8 +15,8 @@ from specserve.serve.events import Phase
 from specserve.serve.logs import LogLine, is_disk_full, read_end
 from specserve.serve.process import Group
 from specserve.serve.signals import signal_name
-from specserve.serve.tracebacks import TRACEBACK, root_exception
 
+_TRACEBACK = "Traceback (most recent call last):"
 _STACK_CHARACTERS = 60_000
 _SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
 _LOG_HINT = "the end of the log shows what vLLM was doing"
@@ -35,9 +35,9 @@ _DEATHS = (
     (r"Worker proc \S+ died unexpectedly \(exit code: -(?P<signal>\d+)\)", "a worker process"),
     (r"Failed core proc\(s\): \{'[^']+': -(?P<signal>\d+)", "the engine process"),
     (r"Worker proc \S+ died unexpectedly(?P<signal>)", "a worker process"),
-    (r"Failed core proc\(s\): \{(?P<signal>)\}", "the engine process"),
     (
-        r"(?i:engine core (?:proc \S+ )?(?:exited|died) unexpectedly)(?P<signal>)"
+        r"Failed core proc\(s\): \{(?P<signal>)\}"
+        r"|(?i:engine core (?:proc \S+ )?(?:exited|died) unexpectedly)"
         r"|EngineDeadError: EngineCore encountered an issue",
         "the engine process",
     ),
@@ -49,6 +49,28 @@ _REQUEST = re.compile(r"^ERROR: +Exception in ASGI application")
 _OTHER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL): ")
 # a log of days is full of other people's errors
 _SERVING_LOG_BYTES, _STARTING_LOG_BYTES = 256 << 10, 4 << 20
+
+_VLLM_FRAME = re.compile(
+    r'^[ \t]*File "[^"]{0,400}?(vllm(?:/\w{1,60}){1,9}\.py)", line (\d+), in (\w+)'
+)
+_NAMED = r"(?:[A-Za-z_]\w*\.)*\w{0,80}(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired"
+_EXCEPTION = re.compile(rf"^(?P<name>{_NAMED}|OutOfResources))(?::(?P<message>.*))?$")
+_LINK = re.compile(
+    r"^The above exception was the direct cause"
+    r"|^During handling of the above exception, another exception"
+)
+# what the engine says of a worker's exception (vllm 0.32, v1/executor/multiproc_executor.py)
+_QUOTES = re.compile(r"^Worker failed with error '(?P<quoted>.*?)(?:', please check.*)?$")
+# what the survivors say about a death elsewhere: never the root cause
+_ECHO = re.compile(
+    r"EngineDeadError|root cause above"
+    r"|(?:stack ?trace|error)s? (?:\(above\)|above) for (?:the|more)"
+    r"|Engine core initialization failed|Frontend process failed during engine core"
+    r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
+    r"|CancelledError|^EOFError$|Executor failed|^(?:Connection|BrokenPipe|ConnectionReset)\w*Error"
+    r"|ProcessDiedError|ActorDiedError|ncclRemoteError|^zmq\.error|^Exception: WorkerProc"
+    r"|RemoteTraceback"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,7 @@ class CausePattern:
             if self.within is None:
                 return match
             at = match.start()
-            start = max(log.rfind(TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
+            start = max(log.rfind(_TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
             if self.within.search(log, start, at):
                 return match
         return None
@@ -128,8 +150,7 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
     return (
         _first((row, said) for row in rows if not row.late)
         or _of_traceback(faults)
-        or _of_death(lines)
-        or _of_exit(exit_code)
+        or _of_death(lines, exit_code)
         or _first((row, "\n".join(last[-row.late :])) for row in rows if row.late)
         or _of_last_line(faults)
     )
@@ -146,15 +167,42 @@ def _first(candidates: Iterable[tuple[CausePattern, str]]) -> Cause | None:
     return None
 
 
-def _of_traceback(faults: Sequence[LogLine]) -> Cause | None:
-    """The exception at the root, with the place in vLLM's source."""
-    if (raised := root_exception(faults)) is None:
-        return None
-    place = f" ({raised.place})" if raised.place else ""
-    return Cause("exception", f"{_shortened(raised.text)}{place}", _TRACEBACK_HINT)
+def _of_traceback(lines: Sequence[LogLine]) -> Cause | None:
+    """The exception at the root of the last failure, with the place in vLLM's source.
+
+    Workers write their lines between each other's, so each process is read on its own. In a chain
+    the innermost exception is the root, unless it reports another process's failure.
+    """
+    by_process: dict[str, list[tuple[int, str]]] = {}
+    for position, line in enumerate(lines):
+        by_process.setdefault(line.process, []).append((position, line.text))
+    found: list[tuple[bool, int, str]] = []
+    for own in by_process.values():
+        root, place, statement, is_linked = "", "", "", False
+        for position, text in own:
+            is_linked |= _LINK.match(text) is not None
+            if _TRACEBACK in text:
+                place = ""
+            elif match := _VLLM_FRAME.match(text):
+                place = " ({}:{}, in {})".format(*match.groups())
+            elif text.lstrip().startswith("assert "):
+                statement = text.strip()
+            elif match := _EXCEPTION.match(text):
+                name, message = match["name"], (match["message"] or "").strip() or statement
+                if quoted := _QUOTES.match(message):  # only another process reports it
+                    name, message, place = "a worker's exception", quoted["quoted"], ""
+                said = f"{name}: {message}" if message else name
+                root = root if is_linked else ""
+                if not root and not _ECHO.search(said):
+                    root = f"{_shortened(said)}{place}"
+                if root:
+                    found.append((quoted is None, position, root))
+                place, statement, is_linked = "", "", False
+    return Cause("exception", max(found)[2], _TRACEBACK_HINT) if found else None
 
 
-def _of_death(lines: Sequence[LogLine]) -> Cause | None:
+def _of_death(lines: Sequence[LogLine], code: int | None) -> Cause | None:
+    """The signal that ended a process, as another process or the exit code tells it."""
     log = "\n".join(line.text for line in lines)
     for pattern, who in _DEATHS:
         if match := re.search(pattern, log):
@@ -162,10 +210,6 @@ def _of_death(lines: Sequence[LogLine]) -> Cause | None:
                 return _killed(who, int(number))
             # Python says something before it ends, except under a signal that it does not catch
             return Cause("killed", f"{who} {_WITHOUT_A_WORD}", _KILLED_HINT)
-    return None
-
-
-def _of_exit(code: int | None) -> Cause | None:
     if code is None or 0 <= code <= _SHELL_SIGNAL:
         return None
     return _killed("vLLM's first process", -code if code < 0 else code - _SHELL_SIGNAL)
@@ -219,34 +263,26 @@ def died(
     code = group.exit_code
     if code is None:
         how = "is gone, and how it ended is not known"
-    elif code < 0:
-        how = f"was killed by {signal_name(-code)}"
     else:
-        how = f"exited with code {code}"
-    after = f" after {duration(after_s)}" if after_s is not None else ""
-    return _error(f"vLLM {how}{after}, while {phase}", phase, group, exit_code=code, said=said)
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    after = f" after {_duration(after_s)}" if after_s is not None else ""
+    return _error(f"vLLM {how}{after}, while {phase}", phase, group, said=said)
 
 
 def stalled(group: Group, phase: str, *, limit_s: float) -> LaunchError:
     """Nothing moved for too long, so it was stopped."""
-    message = f"vLLM made no progress for {duration(limit_s)} while {phase}: it was stopped"
+    message = f"vLLM made no progress for {_duration(limit_s)} while {phase}: it was stopped"
     hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
-    return _error(message, phase, group, exit_code=None, hint=hint)
+    return _error(message, phase, group, hint=hint)
 
 
 def _error(
-    message: str,
-    phase: str,
-    group: Group,
-    *,
-    exit_code: int | None,
-    said: str | None = None,
-    hint: str | None = None,
+    message: str, phase: str, group: Group, *, said: str | None = None, hint: str | None = None
 ) -> LaunchError:
     """`said` and `hint` count if the log tells no cause."""
     limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
     lines = read_end(group.log_path, limit_bytes=limit_bytes)
-    cause = find_cause(lines, exit_code=exit_code)
+    cause = find_cause(lines, exit_code=group.exit_code)
     if not cause.is_known and is_disk_full(group.log_path):
         cause = Cause(
             "log-disk-full",
@@ -265,6 +301,5 @@ def _error(
     )
 
 
-def duration(seconds: float) -> str:
-    """Return `3.1s`, `41s`."""
+def _duration(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"

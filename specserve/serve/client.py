@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from specserve.errors import FactError, TrafficError
+from specserve.errors import TrafficError
 from specserve.files import read_start
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
-from specserve.metrics.prometheus import Metrics, read
+from specserve.metrics.prometheus import Metrics
 from specserve.serve import requests
-from specserve.serve.requests import Endpoint, Exchange, scrape
+from specserve.serve.requests import Endpoint
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
 OnText = Callable[[Kind, str], None]
-_CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
+_CONNECT_S, _READ_S = 5.0, 600.0
 _SHORT_S, _ANSWER_S = 10.0, 3600.0
 """All of an answer that needs no model, and of one that a model writes."""
 _HERE = ("127.0.0.1", "::1", "localhost")
@@ -58,12 +58,8 @@ class Answer:
         """Decoding speed: the tokens after the first over the time after the first."""
         if self.completion_tokens is None or self.ttft_s is None or self.last_token_s is None:
             return None
-        seconds = self.last_token_s - self.ttft_s
-        return (
-            (self.completion_tokens - 1) / seconds
-            if self.completion_tokens > 1 and seconds > 0
-            else None
-        )
+        seconds, tokens = self.last_token_s - self.ttft_s, self.completion_tokens - 1
+        return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class SpeculationCounts:
 
 
 class Client:
-    """Requests to one server; a context manager. Every failure is a TrafficError with a way out.
+    """Requests to one server. Every failure is a TrafficError with a way out.
 
     Each request has a connection of its own: vLLM closes idle ones, and a request that meets the
     end is lost. Nothing of the environment reaches the server, and no proxy is used.
@@ -87,30 +83,12 @@ class Client:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._open: set[Exchange] = set()
-        self._is_closed = False
-
-    @property
-    def root(self) -> str:
-        """Where the server is, without `/v1`."""
-        return self._endpoint.root
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Break off whatever runs."""
-        self._is_closed = True
-        for exchange in tuple(self._open):
-            exchange.shut()
+        self.root = endpoint.root
 
     def models(self) -> dict[str, dict[str, Any]]:
         """What the server says about its models, by name."""
-        with self._sent("/v1/models", limit_s=_SHORT_S) as exchange:
-            answer = json.loads(b"".join(exchange.pieces))
+        with self._sent("/v1/models", limit_s=_SHORT_S) as pieces:
+            answer = json.loads(b"".join(pieces))
             try:
                 return {str(model["id"]): dict(model) for model in answer["data"]}
             except (ValueError, LookupError, TypeError):
@@ -149,18 +127,15 @@ class Client:
 
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
-        with self._sent(f"/v1/{path}", body, model=model, most_bytes=most_bytes) as exchange:
-            answer = json.loads(b"".join(exchange.pieces))
+        with self._sent(f"/v1/{path}", body, model=model, most_bytes=most_bytes) as pieces:
+            answer = json.loads(b"".join(pieces))
             if not isinstance(answer, dict):
                 raise requests.no_api(self._endpoint)
             return answer
 
     def metrics(self) -> Metrics | None:
         """The server's counters; None if it shows none."""
-        try:
-            return read(scrape(Endpoint(self.root), timeout_s=_METRICS_S))
-        except (TrafficError, FactError):
-            return None
+        return requests.metrics(self.root)
 
     def metrics_after(
         self, before: Metrics, *, requests: int = 1, limit_s: float = 1.0
@@ -188,30 +163,33 @@ class Client:
     def _stream(
         self, question: Question, model: str, mode: Mode, *, on_text: OnText
     ) -> tuple[Answer, object]:
-        body: dict[str, Any] = {
-            name: value
-            for name in ("max_tokens", "temperature")
-            if (value := getattr(question, name)) is not None
-        }
-        body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-        path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
+        body: dict[str, Any] = {"model": model, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        limits = {"max_tokens": question.max_tokens, "temperature": question.temperature}
+        body |= {name: value for name, value in limits.items() if value is not None}
         if mode == "chat":
-            body["messages"] = [{"role": "user", "content": question.prompt}]
+            path, body["messages"] = "chat/", [{"role": "user", "content": question.prompt}]
         else:
-            body["prompt"] = question.prompt
+            path, body["prompt"] = "", question.prompt
+        path = f"/v1/{path}completions"
         answer, summary = Answer(model=model, mode=mode), None
         said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
         started = time.perf_counter()
-        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as exchange:
-            for event in _events(exchange.pieces):
+        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:
+            for event in _events(pieces):
                 if "error" in event:
                     raise requests.failed_midway(self._endpoint, event)
-                for kind, text in _texts(event, mode):
+                for kind, text in _texts(event, answer):
                     answer.last_token_s = time.perf_counter() - started
                     answer.ttft_s = answer.ttft_s or answer.last_token_s
                     said[kind].append(text)
                     on_text(kind, text)
-                summary = _take_figures(answer, event) or summary
+                usage, metrics = event.get("usage"), event.get("metrics")
+                for name in ("prompt_tokens", "completion_tokens"):
+                    if isinstance(usage, dict) and isinstance(count := usage.get(name), int):
+                        setattr(answer, name, count)
+                if isinstance(metrics, dict):
+                    summary = metrics.get("speculative_decoding") or summary
         answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
         if answer.finish_reason is None:
             hint = "the server's log may show why"
@@ -244,76 +222,58 @@ class Client:
         model: str | None = None,
         most_bytes: int = _SHORT_BYTES,
         limit_s: float | None = None,
-    ) -> Iterator[Exchange]:
+    ) -> Iterator[Iterator[bytes]]:
         """A good answer as it comes, within bounds; what goes wrong is a TrafficError."""
-        exchange = Exchange(f"{self.root}{path}", most_bytes, limit_s or _ANSWER_S)
-        text = None if body is None else json.dumps(dict(body))
-        self._open.add(exchange)
-        if self._is_closed:
-            exchange.shut()
-        try:
-            with (
-                requests.failing(self._endpoint),
-                exchange.opened(
-                    connect_s=_CONNECT_S, read_s=_READ_S, key=self._endpoint.api_key, body=text
-                ),
-            ):
-                if not 200 <= exchange.status < 300:
-                    exchange.most_bytes = _SHORT_BYTES
-                    said = b"".join(exchange.pieces).decode(errors="replace")
-                    said = requests.message_in(said)
-                    raise requests.of_status(self._endpoint, exchange.status, said, model=model)
-                yield exchange
-        finally:
-            self._open.discard(exchange)
+        with (
+            requests.failing(self._endpoint),
+            requests.exchange(
+                f"{self.root}{path}",
+                most_bytes=most_bytes,
+                limit_s=limit_s or _ANSWER_S,
+                connect_s=_CONNECT_S,
+                read_s=_READ_S,
+                key=self._endpoint.api_key,
+                body=None if body is None else json.dumps(dict(body)),
+            ) as (status, pieces),
+        ):
+            if not 200 <= status < 300:
+                said = requests.message_in(b"".join(pieces).decode(errors="replace"))
+                raise requests.of_status(self._endpoint, status, said, model=model)
+            yield pieces
 
 
 def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events, up to `[DONE]`. Raises ValueError."""
-    rest, data = b"", list[bytes]()
+    rest = b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            name, _, value = line.rstrip(b"\r").partition(b":")
-            if name == b"data":
-                data.append(value.strip())
-            elif not line.strip() and data:
-                text, data = b"\n".join(data), []
-                if text == b"[DONE]":
+            name, _, value = line.partition(b":")
+            if name == b"data":  # vLLM writes each event on one line
+                if value.strip() == b"[DONE]":
                     return
-                event = json.loads(text)
+                event = json.loads(value)
                 if not isinstance(event, dict):
                     raise ValueError(f"an event is {type(event).__name__} instead of an object")
                 yield event
 
 
-def _texts(event: Mapping[str, Any], mode: Mode) -> Iterator[tuple[Kind, str]]:
-    """The text of one event. A server is not trusted to send what the API declares."""
-    for choice in _choices(event):
-        delta = choice if mode == "completion" else choice.get("delta")
-        found: tuple[tuple[Kind, str], ...] = (
-            ("reasoning", _text(delta, "reasoning") or _text(delta, "reasoning_content")),
-            ("text", _text(delta, "text" if mode == "completion" else "content")),
-        )
-        yield from ((kind, text) for kind, text in found if text)
+def _texts(event: Mapping[str, Any], answer: Answer) -> Iterator[tuple[Kind, str]]:
+    """The text of one event; a finish reason goes into the answer.
 
-
-def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-    choices = chunk.get("choices")
-    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    A server is not trusted to send what the API declares.
+    """
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            answer.finish_reason = _text(choice, "finish_reason") or answer.finish_reason
+            delta = choice.get("delta") if answer.mode == "chat" else choice
+            if text := _text(delta, "reasoning") or _text(delta, "reasoning_content"):
+                yield "reasoning", text
+            if text := _text(delta, "content" if answer.mode == "chat" else "text"):
+                yield "text", text
 
 
 def _text(holder: object, name: str) -> str:
     value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, str) else ""
-
-
-def _take_figures(answer: Answer, chunk: Mapping[str, Any]) -> object:
-    """Finish reason and usage go into the answer; the summary of speculation is returned."""
-    for choice in _choices(chunk):
-        answer.finish_reason = _text(choice, "finish_reason") or answer.finish_reason
-    usage, metrics = chunk.get("usage"), chunk.get("metrics")
-    for name in ("prompt_tokens", "completion_tokens"):
-        if isinstance(usage, dict) and isinstance(count := usage.get(name), int):
-            setattr(answer, name, count)
-    return metrics.get("speculative_decoding") if isinstance(metrics, dict) else None

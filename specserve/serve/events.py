@@ -22,70 +22,38 @@ class Phase(StrEnum):
     KV_CACHE = "allocating the KV cache"
     GRAPHS = "capturing CUDA graphs"
     API = "starting the API server"
-    WARM_UP = "warming up"
     SERVING = "serving"
 
 
 # Sources: vllm 0.31 to 0.33, v1/worker/{gpu,cpu}_model_runner.py, v1/worker/gpu/model_runner.py,
 # compilation/backends.py, v1/core/kv_cache_utils.py, huggingface_hub's progress bars.
-SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
-    (phase, re.compile("|".join(signs)))
-    for phase, signs in {
-        Phase.DOWNLOAD: (
-            r"^Fetching \d+ files",
-            r"^Downloading ",
-            r"^\S+\.(safetensors|bin|gguf): +\d+%",
-        ),
-        Phase.WEIGHTS: (
-            r"^Starting to load model ",
-            r"^Loading drafter model",
-            r"^Time spent downloading weights",
-            r"^Loading \w+ checkpoint shards",
-            r"^Loading weights (on|took) ",
-        ),
-        Phase.COMPILE: (
-            r"Using cache directory: .{0,400} torch\.compile",
-            r"Dynamo bytecode transform time",
-            r"Compiling a graph",
-            r"Directly load the compiled graph",
-            r"^Warming up model for the compilation",
-            r"torch\.compile took",
-        ),
-        Phase.KV_CACHE: (
-            r"^Available KV cache memory",
-            r"KV cache size: ",
-            r"^Explicitly set .* GiB for KV cache",
-            r"GiB (memory )?for KV [Cc]ache",
-            r"^Using \w+ KV cache layout",
-        ),
-        Phase.GRAPHS: (r"Capturing CUDA graphs?\b", r"Graph capturing finished"),
-        Phase.API: (
-            r"^Starting vLLM (API )?server",
-            r"^Supported tasks: ",
-            r"Waiting for application startup",
-        ),
-    }.items()
-)
+SIGNS = {
+    Phase.DOWNLOAD: r"^Fetching \d+ files|^Downloading |^\S+\.(safetensors|bin|gguf): +\d+%",
+    Phase.WEIGHTS: r"^Starting to load model |^Loading drafter model|^Time spent downloading "
+    r"weights|^Loading \w+ checkpoint shards|^Loading weights (on|took) ",
+    Phase.COMPILE: r"Using cache directory: .{0,400} torch\.compile|Dynamo bytecode transform time"
+    r"|Compiling a graph|Directly load the compiled graph|^Warming up model for the compilation"
+    r"|torch\.compile took",
+    Phase.KV_CACHE: r"^Available KV cache memory|KV cache size: |GiB (memory )?for KV [Cc]ache"
+    r"|^Using \w+ KV cache layout",
+    Phase.GRAPHS: r"Capturing CUDA graphs?\b|Graph capturing finished",
+    Phase.API: r"^Starting vLLM (API )?server|^Supported tasks: |Waiting for application startup",
+}
 _RANK = {phase: rank for rank, phase in enumerate(Phase)}
-# A draft may be downloaded after the target was loaded: these two may alternate.
+# a draft may be downloaded after the target was loaded: these two may alternate
 _RANK[Phase.DOWNLOAD] = _RANK[Phase.WEIGHTS]
-
-
-_BACK = re.compile(r"^Warming up model for the compilation")
-"""On the CPU vLLM compiles when its KV cache is there already (v1/worker/cpu_model_runner.py)."""
+# on the CPU vLLM compiles when its KV cache is there already (v1/worker/cpu_model_runner.py)
+_BACK = "Warming up model for the compilation"
 
 
 def next_phase(current: Phase, line: LogLine) -> Phase:
     """The phase after this line. Of several workers, the first one counts."""
-    if current is Phase.KV_CACHE and _BACK.search(line.text):
+    if current is Phase.KV_CACHE and line.text.startswith(_BACK):
         return Phase.COMPILE
-    for phase, sign in SIGNS:
-        if phase is not current and _RANK[phase] >= _RANK[current] and sign.search(line.text):
+    for phase, sign in SIGNS.items():
+        if phase is not current and _RANK[phase] >= _RANK[current] and re.search(sign, line.text):
             return phase
     return current
-
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +83,6 @@ _FIGURES: tuple[tuple[str, str, Callable[[float, float], float] | None], ...] = 
     (r"Maximum concurrency for ([\d,]+) tokens per request", "max_model_len", None),
     (r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB", "graphs_gib", None),
 )
-_WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
 
 
 def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
@@ -125,7 +92,8 @@ def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
             value, before = float(match[1].replace(",", "")), getattr(figures, name)
             if combined and before is not None:
                 value = combined(before, value)
-            change: dict[str, Any] = {name: int(value) if name in _WHOLE else value}
+            is_whole = name in ("kv_cache_tokens", "max_model_len")
+            change: dict[str, Any] = {name: int(value) if is_whole else value}
             figures = replace(figures, **change)
     return figures
 
@@ -163,44 +131,15 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class StaysCold:
-    """The warm-up request was not answered; the server is ready all the same."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """It answers. `resident_bytes`: memory of all its processes, shared pages counted once."""
 
-    url: str
+    url: str | None
+    """None: a node that only computes; it has loaded its share."""
     model: str
     elapsed_s: float
     figures: MemoryFigures
     resident_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A node that only computes has loaded its share and is linked with node 0."""
-
-    node_rank: int
-    nodes: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hangs:
-    """It answers, requests wait, and no token has come for `for_s`."""
-
-    for_s: float
-    running_requests: int
-    waiting_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class GoesOn:
-    """After a hang, tokens come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +159,7 @@ class Stopped:
     removed: tuple[str, ...] = ()
 
 
-Event = (
-    Started
-    | PhaseStarted
-    | PhaseGoesOn
-    | PhaseEnded
-    | StaysCold
-    | Ready
-    | Joined
-    | Hangs
-    | GoesOn
-    | Stopping
-    | Stopped
-)
+Event = Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Stopping | Stopped
 OnEvent = Callable[[Event], None]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
@@ -15,9 +16,18 @@ import psutil
 
 from specserve.files import open_descriptor
 
+Process = tuple[int, int]
+"""A process id, and when that process started, in clock ticks since the boot."""
+SOCKETS, SOCKETS_VARIABLE = "specserve-", "VLLM_RPC_BASE_PATH"
+"""How the folder of a server's sockets begins, in the temporary folder; what names it to vLLM."""
+_SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
+_OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
+"""What OpenMP maps for a moment while it loads."""
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
-def _stat(pid: int) -> tuple[int, bool] | None:
-    """When a process started, in clock ticks since the boot, and whether it is no zombie.
+
+def _stat(pid: int) -> tuple[int, bool]:
+    """When a process started, in clock ticks since the boot (0: there is none), and if it lives.
 
     Source: proc(5), stat. psutil's time of creation moves when the clock is set.
     """
@@ -26,13 +36,12 @@ def _stat(pid: int) -> tuple[int, bool] | None:
         fields = text[text.rindex(b")") + 2 :].split()
         return int(fields[19]), fields[0] not in (b"Z", b"X")
     except (OSError, ValueError, IndexError):
-        return None
+        return 0, False
 
 
-def ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None if there is none."""
-    found = _stat(pid)
-    return found[0] if found else None
+def identity(pid: int) -> Process:
+    """A process as a record names it."""
+    return pid, _stat(pid)[0]
 
 
 def is_alive(pid: int, *, since: int) -> bool:
@@ -40,16 +49,8 @@ def is_alive(pid: int, *, since: int) -> bool:
     return _stat(pid) == (since, True)
 
 
-SOCKETS = "specserve-"
-"""How the folder of a server's sockets begins, in the temporary folder."""
-_SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
-_OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
-"""What OpenMP maps for a moment while it loads."""
-_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
-
-
 def traces(pids: Iterable[int]) -> frozenset[Path]:
-    """The shared memory of these processes, and their sockets in the temporary folder."""
+    """The shared memory of these processes, and the folder of their sockets."""
     pids, inodes, found = set(pids), set[int](), set[Path]()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -57,29 +58,25 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             inodes |= {int(match["inode"]) for match in _MAPPED.finditer(maps)}
         with contextlib.suppress(OSError, psutil.Error):
-            sockets = psutil.Process(pid).net_connections("unix")
-            found |= {Path(str(each.laddr)) for each in sockets if str(each.laddr)[:1] == "/"}
+            found.add(Path(psutil.Process(pid).environ().get(SOCKETS_VARIABLE, "/")))
     with contextlib.suppress(OSError):
         for entry in os.scandir(_SHM):
             openmp = _OPENMP.fullmatch(entry.name)
             if entry.inode() in inodes or (openmp and int(openmp["pid"]) in pids):
                 found.add(Path(entry.path))
-    return frozenset(found)
+    return frozenset(filter(_is_our_trace, found))
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Unlink traces that are still there, ours, and used by no living process; returns which."""
+    """Remove traces that are still there, ours, and used by no living process; returns which."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
-    living = [pid for pid in psutil.pids() if (_stat(pid) or (0, False))[1]] if left else []
-    in_use = traces(living)
+    in_use = traces(pid for pid in psutil.pids() if _stat(pid)[1]) if left else frozenset()
     removed = []
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
             if path not in in_use:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(str(path))
-                if path.parent.name.startswith(SOCKETS):
-                    path.parent.rmdir()  # its last one
     return tuple(removed)
 
 
@@ -87,11 +84,11 @@ def _is_our_trace(path: Path) -> bool:
     """Whether nothing of the user's would be removed: the path may stand in a changed file."""
     with contextlib.suppress(OSError):
         status = path.lstat()
-        if path.parent == _SHM and stat.S_ISREG(status.st_mode):
-            return status.st_uid == os.geteuid()
+        is_shm = path.parent == _SHM and stat.S_ISREG(status.st_mode)
         bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  # to compare
-        is_ours = ".." not in path.parts and any(path.is_relative_to(base) for base in bases)
-        return is_ours and stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+        is_folder = str(path.parent) in bases and stat.S_ISDIR(status.st_mode)
+        is_ours = is_shm or (is_folder and path.name.startswith(SOCKETS))
+        return is_ours and status.st_uid == os.geteuid()
     return False
 
 
@@ -112,22 +109,17 @@ def private(folder: Path) -> Path:
     if folder != base and folder.is_relative_to(base):
         private(folder.parent)
         folder.mkdir(exist_ok=True, mode=0o700)
-        _keep_private(folder)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(folder))
+        if status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "the folder belongs to another user", str(folder))
+        if status.st_mode & 0o077:
+            folder.chmod(0o700)
     elif not folder.is_dir():
-        for above in reversed(folder.parents):
-            above.mkdir(exist_ok=True, mode=0o700)  # `parents=True` would let the umask choose
-        folder.mkdir(exist_ok=True, mode=0o700)
+        for each in (*reversed(folder.parents), folder):
+            each.mkdir(exist_ok=True, mode=0o700)  # `parents=True` would let the umask choose
     return folder
-
-
-def _keep_private(folder: Path) -> None:
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(folder))
-    if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "the folder belongs to another user", str(folder))
-    if status.st_mode & 0o077:
-        folder.chmod(0o700)
 
 
 def read_own(path: Path, *, most_bytes: int) -> bytes:

@@ -1,10 +1,9 @@
-"""vLLM's log: plain lines, and files that grow."""
+"""vLLM's log: plain lines, and a file that grows."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import time
@@ -33,7 +32,7 @@ _LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line without its dress; `process` and `level` are empty if the line does not say."""
+    """One line without its prefixes; `process` and `level` are empty if the line does not say."""
 
     text: str
     process: str = ""
@@ -41,54 +40,26 @@ class LogLine:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it may tell of a failure: a bare line (of a traceback), or one of level ERROR."""
-        return self.level in {"", "ERROR", "CRITICAL"}
+        """Whether it may tell of a failure: a bare line (of a traceback), or one of level ERROR.
+
+        A line of JSON, of which another logger makes each record, says too much at once.
+        """
+        return self.level in {"", "ERROR", "CRITICAL"} and not self.text.startswith('{"')
 
 
 def parse(raw: str) -> list[LogLine]:
-    """The lines of a piece of log, without the middle of a very long one.
-
-    A JSON record gives one line per line of its message and its traceback.
-    """
-    lines: list[LogLine] = []
-    for piece in re.split(r"[\r\n]+", raw):  # a progress bar rewrites its line with \r
-        if piece.lstrip().startswith("{") and (record := _json_record(piece)):
-            lines.extend(record)
-        elif piece:
-            lines.append(_plain(_cut(piece)))
+    """The lines of a piece of log, without the middle of a very long one."""
+    lines = []
+    for piece in filter(None, re.split(r"[\r\n]+", raw)):  # a progress bar ends its line with \r
+        if len(piece) > _HEAD + _TAIL:
+            piece = f"{piece[:_HEAD]} … {piece[-_TAIL:]}"  # noqa: PLW2901
+        text, process, level = _LAUNCHER.sub("", _COLOUR.sub("", piece)), "", ""
+        while match := _PROCESS.match(text):  # a worker may name itself twice
+            process, text = match["process"], text[match.end() :]
+        if match := _LEVEL.match(text):
+            level, text = match["level"], text[match.end() :]
+        lines.append(LogLine(text.rstrip(), process, level))
     return lines
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _HEAD + _TAIL else f"{line[:_HEAD]} … {line[-_TAIL:]}"
-
-
-def _plain(piece: str) -> LogLine:
-    text = _LAUNCHER.sub("", _COLOUR.sub("", piece))
-    process = level = ""
-    while match := _PROCESS.match(text):  # a worker may name itself twice
-        process, text = match["process"], text[match.end() :]
-    if match := _LEVEL.match(text):
-        level, text = match["level"], text[match.end() :]
-    return LogLine(text.rstrip(), process, level)
-
-
-def _json_record(piece: str) -> list[LogLine]:
-    try:
-        record = json.loads(piece)
-    except (ValueError, RecursionError):
-        return []
-    text = record.get("message", record.get("msg"))
-    if not isinstance(text, str):
-        return []
-    process = record.get("vllm_process_name") or record.get("processName") or ""
-    level = record.get("levelname") or record.get("level") or ""
-    trace = record.get("exc_info")
-    body = f"{text}\n{trace}" if isinstance(trace, str) else text
-    return [
-        LogLine(_COLOUR.sub("", _cut(line)), str(process), str(level).upper())
-        for line in body.splitlines()
-    ]
 
 
 class LogTail:
@@ -135,31 +106,20 @@ class LogTail:
         return data[:end].removesuffix(b"\n").split(b"\n") if end else []
 
 
-def end_of_log(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> str:
-    """The last part of a log; nothing if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - limit_bytes))
-            return file.read(limit_bytes).decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def read_end(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
-    """The lines of the last part of a log."""
-    return parse(end_of_log(path, limit_bytes=limit_bytes))
-
-
-_LEAST_FREE_BYTES = 4096
+    """The lines of the last part of a log; none if it cannot be read."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        file.seek(max(0, file.seek(0, 2) - limit_bytes))
+        return parse(file.read(limit_bytes).decode(errors="replace"))
+    return []
 
 
 def is_disk_full(log_path: Path) -> bool:
-    """Whether nothing more can be written to a log."""
-    try:
+    """Whether not even a page more can be written to a log."""
+    with contextlib.suppress(OSError):
         free = os.statvfs(log_path.parent)
-    except OSError:
-        return False
-    return free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES
+        return free.f_bavail * free.f_frsize < 4096
+    return False
 
 
 def default_log(name: str) -> Path:

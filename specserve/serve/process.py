@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import queue
-import shutil
+import select
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,19 @@ from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import events, files
 from specserve.serve.events import OnEvent
+from specserve.serve.files import Process, is_alive
+from specserve.serve.logs import is_disk_full
 from specserve.serve.signals import StopRequest, signal_name
 
+_PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 3.0
+"""How long a process that ended gets to complete its log and its messages."""
+_BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S, _KERNEL_PATIENCE_S = 5.0, 2.0, 30.0
 _TRACKER_PATIENCE_S = 3.0
+_IO_NOISE_BYTES = 1 << 20
+_IDLE_CPU_SHARE = 0.01
+_WITHOUT_LOG_S = 30.0
+"""A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
 
 
 def session(leader: int) -> list[psutil.Process]:
@@ -42,33 +53,37 @@ def session(leader: int) -> list[psutil.Process]:
     return found
 
 
-class Group(ABC):
-    """The processes of one vLLM: `pid` is its first one, the API server."""
+class Group:
+    """The processes of one vLLM that was started by another command, and what they held.
 
-    pid: int
-    log_path: Path
-    traces: frozenset[Path] = frozenset()
-    """Shared memory that its processes held when they were last looked at."""
-    began_s = 0.0
-    """When it was launched, on the monotonic clock."""
+    The first one, the API server, may be unknown (None).
+    """
+
+    def __init__(
+        self,
+        log_path: Path,
+        leader: Process | None = None,
+        others: Iterable[Process] = (),
+        traces: Iterable[str] = (),
+    ) -> None:
+        self.log_path = log_path
+        self.traces = frozenset(map(Path, traces))
+        """Shared memory and sockets that they held when they were last looked at."""
+        self._processes = {leader, *others}
 
     @property
-    def elapsed_s(self) -> float:
-        """Since the launch."""
-        return time.monotonic() - self.began_s
-
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Whether the first process runs."""
-
-    @property
-    @abstractmethod
     def exit_code(self) -> int | None:
         """Of the first process, negative for a signal; None while it runs, and if nobody saw it."""
+        return None
 
     def members(self) -> list[psutil.Process]:
         """Every living process of it."""
-        return session(self.pid)
+        found = []
+        for pid, since in filter(None, self._processes):
+            with contextlib.suppress(psutil.Error):
+                if is_alive(pid, since=since):
+                    found.append(psutil.Process(pid))
+        return found
 
     def note_traces(self) -> None:
         """Remember what the living processes hold: a killed process cannot remove it."""
@@ -88,26 +103,34 @@ class Group(ABC):
                     sent += 1
         return sent
 
+    def clear(self) -> tuple[bool, tuple[str, ...]]:
+        """Kill what is left, remove what it held. Returns whether it took SIGKILL, and the latter.
 
-def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
-    """Memory of all of them, pages they share counted once; None if the kernel does not tell."""
-    try:
-        return sum(process.memory_full_info().pss for process in processes) or None
-    except (psutil.Error, OSError, AttributeError):
-        return None
-
-
-_PR_SET_PDEATHSIG = 1
-_LAST_WORDS_S = 3.0
-"""How long a process that ended gets to complete its log and its messages."""
+        Raises FactError if the kernel keeps a process. The traces are read once everything stands
+        still: an orphan that still starts must not make more meanwhile.
+        """
+        began_s = time.monotonic()
+        try:
+            is_left = self.send_all(signal.SIGSTOP) > 0
+            self.note_traces()
+        finally:  # an interruption must not leave frozen processes behind
+            while left := self.members():
+                waited_s = time.monotonic() - began_s
+                if waited_s > _KERNEL_PATIENCE_S:
+                    pids = ", ".join(str(each.pid) for each in left)
+                    raise FactError(
+                        f"the kernel has not ended process {pids}",
+                        hint="it is waiting for a device or a disk: see `dmesg`",
+                    )
+                self.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
+                time.sleep(0.02)
+        return is_left, files.remove(self.traces)
 
 
 def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     """Our environment with the plan's on top. Raises UsageError for a variable that is unset."""
-    resolved = dict(os.environ)
-    resolved.pop("NOTIFY_SOCKET", None)  # the service manager's messages are ours to send
     # vLLM starts `python -m vllm…`: a folder of that name in the working directory is not it
-    resolved["PYTHONSAFEPATH"] = "1"
+    resolved = {**os.environ, "PYTHONSAFEPATH": "1"}
     for name, value in env.items():
         if isinstance(value, FromEnv):
             if not os.environ.get(value.name):
@@ -123,34 +146,36 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
 
 
 class Child(Group):
-    """A command started by us, which ends with us. Must be killed or waited for by the owner."""
+    """A command started by us, which ends with us. Must be ended or cleared by the owner."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         """Start it in its own session, so that a terminal's Ctrl-C reaches specserve only.
 
         Raises LaunchError if the program cannot be started or the log not written.
         """
-        self.log_path = log_path
-        self.began_s = time.monotonic()
+        super().__init__(log_path)
+        self._began_s = time.monotonic()
+        self._activity: tuple[float, ...] = ()
+        self._moved_s = 0.0
         try:
             files.private(log_path.parent)
             log = files.append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
         # vLLM's sockets lie here: a killed process cannot remove its own
-        self._sockets = tempfile.mkdtemp(prefix=files.SOCKETS)
-        env = {"VLLM_RPC_BASE_PATH": self._sockets, **env}
+        sockets = tempfile.mkdtemp(prefix=files.SOCKETS)
+        self.traces = frozenset([Path(sockets)])
         try:
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._popen = subprocess.Popen(
                 list(argv),
-                env=env,
+                env={files.SOCKETS_VARIABLE: sockets, **env},
                 stderr=log,
                 start_new_session=True,
                 **self._streams(log),
             )
         except OSError as error:
-            self.remove_sockets()
+            files.remove(self.traces)
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
                 hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup`"
@@ -164,14 +189,15 @@ class Child(Group):
         """What its standard input and output are, and how it learns that we are gone."""
         return {"stdin": subprocess.DEVNULL, "stdout": log, "preexec_fn": _die_with_parent()}
 
-    def remove_sockets(self) -> None:
-        """Remove the folder of its sockets, once nothing of it runs."""
-        shutil.rmtree(self._sockets, ignore_errors=True)
+    @property
+    def elapsed_s(self) -> float:
+        """Since the launch."""
+        return time.monotonic() - self._began_s
 
-    def wait(self, limit_s: float = _LAST_WORDS_S) -> None:
-        """Wait until the first process has ended, or the time is up."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(limit_s)
+    def members(self) -> list[psutil.Process]:
+        """Every living process of it."""
+        self._popen.poll()  # reaps it
+        return session(self.pid)
 
     def is_running(self) -> bool:
         """Whether the first process runs."""
@@ -182,47 +208,94 @@ class Child(Group):
         """Of the first process, negative for a signal; None while it runs."""
         return self._popen.poll()
 
+    def wait(self) -> None:
+        """Wait a moment until the first process has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_LAST_WORDS_S)
+
+    def stalled_s(self, limit_s: float) -> float | None:
+        """The limit, or a lower one, if log, disk and CPU have stood still for so long; else None.
+
+        Idle threads tick: under 1 % of a core is standing still.
+        """
+        log_bytes, io_bytes, cpu_s, now_s = 0, 0, 0.0, self.elapsed_s
+        with contextlib.suppress(OSError):
+            log_bytes = self.log_path.stat().st_size
+        for process in self.members():  # one that ends takes its share away: that is movement
+            with contextlib.suppress(psutil.Error, OSError, AttributeError):
+                times, io = process.cpu_times(), process.io_counters()
+                cpu_s += times.user + times.system
+                # mapped files count in read_bytes only
+                io_bytes += io.read_chars + io.write_chars + io.read_bytes
+        activity = (log_bytes, io_bytes, cpu_s)
+        noise = (0, _IO_NOISE_BYTES, limit_s * _IDLE_CPU_SHARE)
+        changes = map(abs, map(operator.sub, activity, self._activity))
+        if not self._activity or any(map(operator.gt, changes, noise)):
+            self._activity, self._moved_s = activity, now_s
+        if is_disk_full(self.log_path):
+            limit_s = min(limit_s, _WITHOUT_LOG_S)
+        return limit_s if now_s - self._moved_s >= limit_s else None
+
+    def end(self, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
+        """Stop every process, by force if needed, and remove what they leave; a dead one's too.
+
+        A server that serves may take `drain_s` for the requests that run; one that starts is not
+        trusted to stop. Raises FactError if the kernel keeps a process.
+        """
+        began_s = time.monotonic()
+        if self.is_running():
+            self.note_traces()
+            number = signal.SIGTERM if is_serving else signal.SIGINT
+            grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
+            emit(events.Stopping(signal_name(number), grace_s))
+            deadline = began_s + grace_s
+            # vLLM drains its requests only if its workers do not get it too
+            if is_serving:
+                with contextlib.suppress(OSError):
+                    os.kill(self.pid, number)
+            else:
+                self.send_all(number, spares_trackers=False)
+            has_leader = True
+            while time.monotonic() < deadline and self.members():
+                if has_leader and not self.is_running():
+                    has_leader = False
+                    deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
+                stop.wait(0.05)
+                if stop.count >= 2:  # a second Ctrl-C
+                    break
+        killed, removed = self.clear()
+        self.wait()
+        emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
+
 
 def _die_with_parent() -> Callable[[], None] | None:
     """Ask the kernel to stop vLLM when specserve is killed -9; its engine follows its API server.
 
     The kernel watches the thread that forked, so this holds for the main thread only.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None or threading.current_thread() is not threading.main_thread():
         return None
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
 
 
 class JsonChild(Child):
-    """A child that is spoken to in lines of JSON; threads do the reading and the writing.
+    """A child that is spoken to in lines of JSON.
 
-    A child that hangs does not read, and one that we left alone notices the end of its input.
+    One that hangs does not read, so a thread writes; one that we left alone notices the end of its
+    input.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         super().__init__(argv, env=env, log_path=log_path)
-        self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._inbox: deque[dict[str, Any]] = deque()
+        self._unread = b""
         self._outbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._read, self._write)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
 
     def _streams(self, log: int) -> dict[str, Any]:
         return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-
-    def _read(self) -> None:
-        assert self._popen.stdout is not None
-        with self._popen.stdout as stream:
-            for line in stream:
-                if (message := message_in(line)) is not None:  # None: cut off by the child's death
-                    self._inbox.put(message)
-        self._inbox.put(None)
 
     def _write(self) -> None:
         assert self._popen.stdin is not None
@@ -237,80 +310,24 @@ class JsonChild(Child):
 
     def receive(self, limit_s: float) -> dict[str, Any] | None:
         """The next message; None if there will be none. Raises queue.Empty at the limit."""
-        try:
-            return self._inbox.get(timeout=limit_s)
-        except queue.Empty:
-            if self.is_running():
-                raise
-            self._threads[0].join(_LAST_WORDS_S)  # its last words may still be in the pipe
-            return None if self._inbox.empty() else self._inbox.get()
+        assert self._popen.stdout is not None
+        while not self._inbox:
+            has_ended = not self.is_running()
+            if not select.select([self._popen.stdout], [], [], 0 if has_ended else limit_s)[0]:
+                if has_ended:
+                    return None
+                raise queue.Empty
+            if not (chunk := os.read(self._popen.stdout.fileno(), 1 << 16)):
+                return None
+            *lines, self._unread = (self._unread + chunk).split(b"\n")
+            self._inbox.extend(filter(None, map(message_in, lines)))
+        return self._inbox.popleft()
 
     def close(self) -> None:
         """End it at once, with all that it started."""
-        clear(self)
+        self.clear()
+        self.wait()
         self._outbox.put(None)
-        for thread in self._threads:
-            thread.join(_LAST_WORDS_S)
-
-
-_BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S, _KERNEL_PATIENCE_S = 5.0, 2.0, 30.0
-
-
-def end(
-    child: Child, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent
-) -> None:
-    """Stop every process, by force if needed, and remove what they leave; a dead one's too.
-
-    A server that serves may take `drain_s` for the requests that run; one that starts is not
-    trusted to stop. Raises FactError if the kernel keeps a process.
-    """
-    began_s = time.monotonic()
-    if child.is_running():
-        child.note_traces()
-        number = signal.SIGTERM if is_serving else signal.SIGINT
-        grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
-        emit(events.Stopping(signal_name(number), grace_s))
-        deadline = began_s + grace_s
-        # vLLM drains its requests only if its workers do not get it too
-        if is_serving:
-            with contextlib.suppress(OSError):
-                os.kill(child.pid, number)
-        else:
-            child.send_all(number, spares_trackers=False)
-        has_leader = True
-        while time.monotonic() < deadline and child.members():
-            if has_leader and not child.is_running():
-                has_leader = False
-                deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
-            stop.wait(0.05)
-            if stop.count >= 2:  # a second Ctrl-C
-                break
-    killed, removed = clear(child)
-    emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
-
-
-def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
-    """Kill what is left, and remove what it held. Returns whether it took SIGKILL, and the latter.
-
-    Raises FactError if the kernel keeps a process. The traces are read once everything stands
-    still: an orphan that still starts must not make more meanwhile.
-    """
-    began_s = time.monotonic()
-    try:
-        is_left = group.send_all(signal.SIGSTOP) > 0
-        group.note_traces()
-    finally:  # an interruption must not leave frozen processes behind
-        while left := group.members():
-            waited_s = time.monotonic() - began_s
-            if waited_s > _KERNEL_PATIENCE_S:
-                raise FactError(
-                    f"the kernel has not ended process {', '.join(str(each.pid) for each in left)}",
-                    hint="it is waiting for a device or a disk: see `dmesg`",
-                )
-            group.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
-            group.is_running()  # reaps it, if it is our child
-            time.sleep(0.02)
-    if isinstance(group, Child):
-        group.wait()
-        group.remove_sockets()
-    return is_left, files.remove(group.traces)
+        self._writer.join(_LAST_WORDS_S)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()

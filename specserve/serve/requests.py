@@ -10,23 +10,25 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from specserve.errors import TrafficError, UsageError
+from specserve.errors import FactError, TrafficError, UsageError
 from specserve.profile.secrets import redacted
+
+if TYPE_CHECKING:
+    from specserve.metrics.prometheus import Metrics
 
 MOST_BYTES = 16 << 20
 """vLLM with 64 engines writes about 3 MB of metrics."""
-_CHUNK_BYTES = 1 << 16
 _PATIENCE = 3
 """All of an answer may take this many times as long as the wait for any of it."""
 _LIMIT, _MOST_QUOTED = 300, 4096
-_VLLM_KEY = "VLLM_API_KEY"
 KEY_HINT = (
     "set `VLLM_API_KEY` to the server's key; for a detached server, the variable that its profile"
     " names"
 )
+_LOG_HINT = "the server's log may show why"
 
 
 class RequestRefused(TrafficError):
@@ -68,7 +70,7 @@ def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
         raise UsageError("the URL contains a user name or a password", hint=KEY_HINT)
     if parts.query or parts.fragment:
         raise UsageError(f"`{url}` is not a server's URL: it has a query or a fragment")
-    name = api_key_env or _VLLM_KEY
+    name = api_key_env or "VLLM_API_KEY"
     key = os.environ.get(name, "").strip() or None
     if key is None and api_key_env is not None:
         raise UsageError(f"the environment variable `{name}` is not set")
@@ -81,144 +83,127 @@ def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
     return Endpoint(f"{parts.scheme}://{place}{path}", key)
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One answer while it is read: its status, and its bytes as they come, within bounds."""
+@contextlib.contextmanager
+def exchange(
+    url: str,
+    *,
+    most_bytes: int,
+    limit_s: float,
+    connect_s: float,
+    read_s: float,
+    key: str | None = None,
+    body: str | None = None,
+    verify: bool = True,
+) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """GET, or POST of a JSON body, directly: no proxy, no redirect. Yields status and answer.
 
-    url: str
-    most_bytes: int
-    limit_s: float | None
-    status: int = 0
-    pieces: Iterator[bytes] = field(default_factory=lambda: iter(()))
-    _bytes: int = 0
-    _is_late: bool = False
-    _is_shut: bool = False
-    _socket: socket.socket | None = None
+    Raises OSError, HTTPException or ValueError. `connect_s`, `read_s`: limits to connecting and to
+    a wait for more; `limit_s`: for all of it; `verify`: check the certificate.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    connection = http.client.HTTPConnection(host, port, timeout=connect_s)
+    if parts.scheme == "https":
+        import ssl
 
-    def shut(self) -> None:
-        """End the connection, also one that is being made."""
-        self._is_shut = True
-        with contextlib.suppress(OSError):
-            if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+        context = ssl.create_default_context() if verify else ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(host, port, timeout=connect_s, context=context)
+    headers = {
+        "Accept": "*/*",
+        "Connection": "close",
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+        **({"Content-Type": "application/json"} if body is not None else {}),
+    }
+    taken, is_late = 0, False
 
-    def _cut(self) -> None:
-        """The time is over. A timeout of the socket would begin again with each byte."""
-        self._is_late = True
-        self.shut()
-
-    def _read(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        while piece := response.read1(_CHUNK_BYTES):
-            self._bytes += len(piece)
-            if self._bytes > self.most_bytes:
-                size = f"{self.most_bytes / (1 << 20):.3g} MiB"
-                raise Unbounded(f"the answer of {self.url} is larger than {size}")
+    def pieces() -> Iterator[bytes]:
+        nonlocal taken
+        while piece := response.read1(1 << 16):
+            taken += len(piece)
+            if taken > most_bytes:
+                size = f"{most_bytes / (1 << 20):.3g} MiB"
+                raise Unbounded(f"the answer of {url} is larger than {size}")
             yield piece
         if response.length:  # it said that more would come
             raise http.client.IncompleteRead(b"", response.length)
 
-    @contextlib.contextmanager
-    def opened(
-        self,
-        *,
-        connect_s: float | None,
-        read_s: float | None,
-        key: str | None = None,
-        body: str | None = None,
-        accept: str = "application/json",
-        verify: bool = True,
-    ) -> Iterator[None]:
-        """GET, or POST of a JSON body, directly: no proxy, no redirect.
+    def cut() -> None:
+        nonlocal is_late
+        is_late = True
+        with contextlib.suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)
 
-        Raises OSError, HTTPException or ValueError. `connect_s`, `read_s`: limits to connecting and
-        to a wait for more, None for none; `verify`: check the certificate.
-        """
-        parts = urlsplit(self.url)
-        host, port = parts.hostname or "", parts.port
-        connection = http.client.HTTPConnection(host, port, timeout=connect_s)
-        if parts.scheme == "https":
-            import ssl
-
-            context = ssl.create_default_context() if verify else ssl._create_unverified_context()  # noqa: S323
-            connection = http.client.HTTPSConnection(host, port, timeout=connect_s, context=context)
-        headers = {"Accept": accept, "Connection": "close"}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        headers |= {"Content-Type": "application/json"} if body is not None else {}
-        timer = threading.Timer(self.limit_s or threading.TIMEOUT_MAX, self._cut)
+    with contextlib.closing(connection):
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise OSError(f"no connection within {connect_s:.3g} s") from None
+        opened = connection.sock
+        opened.settimeout(read_s)  # which begins again with each byte
+        timer = threading.Timer(limit_s, cut)
         timer.daemon = True
         timer.start()
+        method = "GET" if body is None else "POST"
         try:
-            with contextlib.closing(connection):
-                try:
-                    connection.connect()
-                except TimeoutError:
-                    raise OSError(f"no connection within {connect_s:.3g} s") from None
-                self._socket = connection.sock
-                self._socket.settimeout(read_s)
-                if self._is_shut:  # while it was being made
-                    self.shut()
-                method = "GET" if body is None else "POST"
-                connection.request(method, parts.path or "/", body=body, headers=headers)
-                with connection.getresponse() as response:
-                    if response.headers.get("Content-Encoding", "identity") != "identity":
-                        # a few of its bytes can be a thousand times as many
-                        why = "is compressed, which specserve did not ask for"
-                        raise Unbounded(f"the answer of {self.url} {why}")
-                    self.status, self.pieces = response.status, self._read(response)
-                    yield
-        except Exception as error:
-            self._refuse_late(error)
-            raise
+            connection.request(method, parts.path or "/", body=body, headers=headers)
+            with connection.getresponse() as response:
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    # a few of its bytes can be a thousand times as many
+                    why = "is compressed, which specserve did not ask for"
+                    raise Unbounded(f"the answer of {url} {why}")
+                yield response.status, pieces()
         finally:
             timer.cancel()
-        self._refuse_late(None)
-
-    def _refuse_late(self, error: Exception | None) -> None:
-        if self._is_late:
-            took = f"{self._bytes:,} bytes of it came in {self.limit_s:.3g} s"
-            raise Unbounded(f"the answer of {self.url} does not end: {took}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What came back."""
-
-    status: int
-    text: str
+            if is_late:
+                took = f"{taken:,} bytes of it came in {limit_s:.3g} s"
+                raise Unbounded(f"the answer of {url} does not end: {took}")
 
 
 def fetch(
-    url: str,
-    *,
-    timeout_s: float | None,
-    key: str | None = None,
-    body: str | None = None,
-    verify: bool = True,
-) -> Response:
-    """GET, or POST of a JSON body, read whole. Raises OSError, HTTPException or ValueError.
+    url: str, *, timeout_s: float, key: str | None = None, verify: bool = True
+) -> tuple[int, str]:
+    """Status and text of a GET. Raises OSError, HTTPException or ValueError."""
+    with exchange(
+        url,
+        most_bytes=MOST_BYTES,
+        limit_s=_PATIENCE * timeout_s,
+        connect_s=timeout_s,
+        read_s=timeout_s,
+        key=key,
+        verify=verify,
+    ) as (status, pieces):
+        return status, b"".join(pieces).decode(errors="replace")
 
-    `verify`: check the certificate. `timeout_s` None: no limit on the time.
-    """
-    accept = "text/plain; version=0.0.4" if body is None else "application/json"
-    exchange = Exchange(url, MOST_BYTES, _PATIENCE * timeout_s if timeout_s else None)
-    with exchange.opened(
-        connect_s=timeout_s, read_s=timeout_s, key=key, body=body, accept=accept, verify=verify
-    ):
-        return Response(exchange.status, b"".join(exchange.pieces).decode(errors="replace"))
+
+def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
+    """Whether GET /health says 200. No certificate is checked: this asks our own child."""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        return fetch(f"{url}/health", timeout_s=timeout_s, verify=False)[0] == 200
+    return False
+
+
+def metrics(url: str, *, timeout_s: float = 2.0, verify: bool = True) -> Metrics | None:
+    """The figures of GET /metrics; None if it says nothing that can be read."""
+    from specserve.metrics.prometheus import read
+
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, FactError):
+        status, text = fetch(f"{url}/metrics", timeout_s=timeout_s, verify=verify)
+        return read(text) if status == 200 else None
+    return None
 
 
 def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     """The text of its /metrics. Raises TrafficError if there is none. A key goes to it only."""
     with failing(endpoint):
-        response = fetch(f"{endpoint.root}/metrics", timeout_s=timeout_s, key=endpoint.api_key)
-    if response.status == 404:
+        status, text = fetch(f"{endpoint.root}/metrics", timeout_s=timeout_s, key=endpoint.api_key)
+    if status == 404:
         raise TrafficError(
             f"there are no metrics at {endpoint.root}/metrics (404)",
             hint=f"{_address_hint(endpoint)}; SGLang needs `--enable-metrics`",
         )
-    if response.status != 200:
-        raise of_status(endpoint, response.status, message_in(response.text))
-    return response.text
+    if status != 200:
+        raise of_status(endpoint, status, message_in(text))
+    return text
 
 
 @contextlib.contextmanager
@@ -238,14 +223,12 @@ def failing(endpoint: Endpoint) -> Iterator[None]:
         raise TrafficError(f"nothing listens at {root}", hint=hint) from error
     except TimeoutError as error:
         raise TrafficError(f"the server at {root} has sent nothing for too long") from error
-    except (http.client.HTTPException, OSError) as error:
+    except (http.client.HTTPException, ConnectionError) as error:
         said = _said(endpoint, str(error) or type(error).__name__)
-        is_lost = isinstance(error, http.client.HTTPException | ConnectionError)
-        if isinstance(error, http.client.InvalidURL) or not is_lost:
-            raise TrafficError(f"cannot reach {root}: {said}") from error
-        hint = "the server's log may show why"
         message = f"the connection to {root} was interrupted: {said}"
-        raise TrafficError(message, hint=hint) from error
+        raise TrafficError(message, hint=_LOG_HINT) from error
+    except OSError as error:
+        raise TrafficError(f"cannot reach {root}: {_said(endpoint, str(error))}") from error
     except (ValueError, RecursionError) as error:
         said = _said(endpoint, str(error))
         raise TrafficError(f"the server at {root} sent an invalid answer: {said}") from error
@@ -268,8 +251,7 @@ def of_status(
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
         return TrafficError(f"{root} redirects ({status})", hint="use the address it redirects to")
-    hint = "see the server's log"
-    return TrafficError(f"the server at {root} failed ({status}): {said}", hint=hint)
+    return TrafficError(f"the server at {root} failed ({status}): {said}", hint=_LOG_HINT)
 
 
 def no_api(endpoint: Endpoint) -> TrafficError:
@@ -280,7 +262,7 @@ def no_api(endpoint: Endpoint) -> TrafficError:
 
 def failed_midway(endpoint: Endpoint, event: dict[str, Any]) -> TrafficError:
     """An error that came as an event of the answer's stream."""
-    said = _said(endpoint, _message(event) or str(event))
+    said = _said(endpoint, message_in(json.dumps(event)))
     return TrafficError(f"the server failed in the middle of the answer: {said}")
 
 
@@ -295,24 +277,16 @@ def _address_hint(endpoint: Endpoint) -> str:
 
 
 def message_in(text: str) -> str:
-    """What the body of an error says."""
+    """What the body of an error says: vLLM's `{"error": {"message": …}}`, or else the body."""
     try:
-        return _message(json.loads(text)) or text
+        found: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _message(body: object) -> str | None:
-    """vLLM's `{"error": {"message": …}}`."""
-    inner: Any = body
-    while isinstance(inner, dict) and isinstance(inner.get("error"), dict):
-        inner = inner["error"]
-    found = (
-        [inner.get(key) for key in ("message", "error", "detail")]
-        if isinstance(inner, dict)
-        else []
-    )
-    return next((each for each in [*found, inner] if isinstance(each, str) and each), None)
+    for _ in range(3):
+        if isinstance(found, dict):
+            keys = ("error", "message", "detail")
+            found = next((found[key] for key in keys if found.get(key)), None)
+    return found if isinstance(found, str) else text
 
 
 def _said(endpoint: Endpoint, text: str) -> str:

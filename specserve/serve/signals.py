@@ -1,4 +1,4 @@
-"""Requests to stop, as signals make them, and messages to systemd."""
+"""Requests to stop, as signals make them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 from collections.abc import Iterator
 from types import FrameType
 from typing import Self
@@ -74,20 +73,3 @@ def stop_on_signals() -> Iterator[StopRequest]:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def notify(*states: str) -> bool:
-    """Send lines such as `READY=1`. False if nobody listens; never an error. (man 3 sd_notify)"""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return False
-    if address.startswith("@"):
-        address = "\0" + address[1:]  # an abstract socket
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-        client.connect(address)
-        lines = [
-            " ".join(state.split()) for state in states
-        ]  # a name in it must not add a line of its own
-        client.sendall("\n".join(lines).encode())
-        return True
-    return False

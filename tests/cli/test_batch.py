@@ -42,7 +42,7 @@ for message in inbox:
         continue
     if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
         open(once, "w").close()
-        while open(os.environ["PARTIAL"]).read().count("\\n") < index - slow:  # all answers are written
+        while open(os.environ["PARTIAL"]).read().count("\\n") - 1 < index - slow:  # all answers are written
             time.sleep(0.01)
         if prompt == "die":
             print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ send(event="done", acceptance=counts)
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
-    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
+    monkeypatch.setattr("specserve.serve.batch.CHILD", (sys.executable, "-c", ENGINE))
     return LaunchPlan(
         name="demo",
         fingerprint="f",
@@ -168,27 +168,19 @@ def test_a_hundred_bad_lines_are_counted_and_twenty_shown(
 def test_no_engine_is_started_for_lines_that_are_all_bad(
     plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("specserve.serve.offline.CHILD", ("/no/such/engine",))
+    monkeypatch.setattr("specserve.serve.batch.CHILD", ("/no/such/engine",))
     assert run(plan, b"[]\n", tmp_path / "out.jsonl") == 1
     assert "engine" not in capfd.readouterr().err
 
 
-def test_an_empty_input_is_said(plan: LaunchPlan, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate_file(plan, data=b"", path=None) == 0
+def test_an_empty_input_is_said(plan: LaunchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(plan, b"", tmp_path / "out.jsonl") == 0
     assert capsys.readouterr().err.startswith("nothing to do: the input has no lines\n")
 
 
 def test_an_empty_input_gives_an_empty_output(plan: LaunchPlan, tmp_path: Path) -> None:
     assert run(plan, b"\n", tmp_path / "out.jsonl") == 0
     assert (tmp_path / "out.jsonl").read_bytes() == b""
-
-
-def test_without_a_file_the_answers_go_to_stdout(
-    plan: LaunchPlan, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    assert generate_file(plan, data=lines("a", "b"), path=None) == 0
-    out = capfdbinary.readouterr().out
-    assert [json.loads(line)["text"] for line in out.splitlines()] == ["A", "B"]
 
 
 @pytest.mark.parametrize(("prompt", "code"), [("interrupt", 130), ("terminate", 143)])
@@ -216,7 +208,7 @@ def test_finished_lines_do_not_wait_for_a_slower_line_before_them(
         run(plan, data, path)
     told = str(stop.value) if prompt == "interrupt" else capfd.readouterr().err
     assert f"3 of 6 lines are in `{path}.partial`; the same command resumes there" in told
-    kept = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    kept = (tmp_path / "out.jsonl.partial").read_text().splitlines()[1:]
     assert [json.loads(line)["text"] for line in kept] == ["A", "B", "C"]
     asked = tmp_path / "state" / "asked"
     asked.write_text("")
@@ -251,7 +243,7 @@ def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: Launch
 def test_runs_killed_at_five_moments_lose_no_line_and_compute_none_again(
     plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", SHUFFLING))
+    monkeypatch.setattr("specserve.serve.batch.CHILD", (sys.executable, "-c", SHUFFLING))
     path, partial, asked = (
         tmp_path / "out.jsonl",
         tmp_path / "out.jsonl.partial",
@@ -260,13 +252,13 @@ def test_runs_killed_at_five_moments_lose_no_line_and_compute_none_again(
     data = lines(*(f"prompt {number}" for number in range(60)))
     journaled = b""
     for moment in sorted(random.Random(seed).sample(range(60), 5)):
-        limit = moment - journaled.count(b"\n")
+        limit = moment - max(0, journaled.count(b"\n") - 1)
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
                 run(limited(plan, limit), data, path)
             os._exit(0)
-        while not partial.exists() or partial.read_bytes().count(b"\n") < moment:
+        while not partial.exists() or partial.read_bytes().count(b"\n") - 1 < moment:
             assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has not ended by itself
             time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
@@ -285,7 +277,7 @@ def limited(plan: LaunchPlan, limit: int) -> LaunchPlan:
 
 def asked_again(asked: Path, journaled: bytes) -> set[int]:
     """The journaled lines that the last run's engine was asked; forgets what it was asked."""
-    done = {json.loads(line)["index"] for line in journaled.splitlines()}
+    done = {json.loads(line)["index"] for line in journaled.splitlines()[1:]}
     again = done & {int(index) for index in asked.read_text().split()} if asked.exists() else set()
     asked.unlink(missing_ok=True)
     return again

@@ -23,13 +23,11 @@ from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
-from specserve.serve import events
-from specserve.serve.detached import records
-from specserve.serve.detached.observe import find_server
-from specserve.serve.detached.records import default_name
-from specserve.serve.detached.watcher import stop_server
-from specserve.serve.health import is_healthy
+from specserve.serve import events, records
+from specserve.serve.records import default_name, locate
+from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest
+from specserve.serve.watcher import stop_server
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 
@@ -198,18 +196,22 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
 
 
 def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_server(None) == ("http://127.0.0.1:8000", None)
-    assert find_server("http://h:1") == ("http://h:1", None)
+    def found(server: str | None) -> tuple[str, str | None]:
+        url, record = locate(server)
+        return url, record.api_key_env if record else None
+
+    assert found(None) == ("http://127.0.0.1:8000", None)
+    assert found("http://h:1") == ("http://h:1", None)
     with pytest.raises(UsageError, match="there is no server 'demo'"):
-        find_server("demo")
+        locate("demo")
     monkeypatch.setenv("MY_KEY", "k" * 20)
     first = plan()
     keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
     start(keyed, name="demo", profile="p")
-    assert find_server(None) == (first.url, "MY_KEY")
+    assert found(None) == (first.url, "MY_KEY")
     second = left(name="other")
-    assert find_server(None) == ("http://127.0.0.1:8000", None)
-    assert find_server("other") == (second.url, None)
+    assert found(None) == ("http://127.0.0.1:8000", None)
+    assert found("other") == (second.url, None)
 
 
 def test_variants_of_a_profile_have_names_of_their_own() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.doctor import server_lines
-from specserve.serve.detached.observe import Seen
+from specserve.serve.records import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]
 SECRET = "hf_" + "Qz7Rk2Wp9L" * 3
@@ -61,7 +61,7 @@ def test_each_server_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(line.state, line.text, line.fix) for line in server_lines()]
 
     found = [Seen("a", "ready"), Seen("b", "hung", "no token for 40s"), Seen("c", "dead")]
-    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", lambda: found)
+    monkeypatch.setattr("specserve.serve.records.observe_all", lambda: found)
     assert lines() == [
         ("ok", "a ready", None),
         ("note", "b hung: no token for 40s", "`specserve down b` ends or clears it"),

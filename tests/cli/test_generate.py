@@ -46,7 +46,7 @@ def test_the_help_says_what_a_line_is_and_what_is_applied() -> None:
 
 
 def test_profile_and_input_cannot_both_be_stdin() -> None:
-    done = generate("-", "-")
+    done = generate("-", "-", "-o", "out.jsonl")
     assert done.returncode == 2
     assert b"cannot both be stdin" in done.stderr
 
@@ -60,7 +60,7 @@ def test_the_output_cannot_replace_the_input(profile: Path, tmp_path: Path) -> N
 
 
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
-    done = generate(tmp_path / "none.yaml", "-")
+    done = generate(tmp_path / "none.yaml", "-", "-o", tmp_path / "out.jsonl")
     assert done.returncode == 2
     assert b"none.yaml" in done.stderr
     assert b"Traceback" not in done.stderr
@@ -68,7 +68,7 @@ def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 def test_an_input_that_is_not_there(profile: Path, tmp_path: Path) -> None:
-    done = generate(profile, tmp_path / "none.jsonl")
+    done = generate(profile, tmp_path / "none.jsonl", "-o", tmp_path / "out.jsonl")
     assert done.returncode == 2
     assert b"cannot read" in done.stderr
 
@@ -83,10 +83,11 @@ def test_a_complete_output_is_kept(profile: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_lines_that_are_no_requests_need_no_engine(profile: Path) -> None:
-    done = generate(profile, "-", stdin=b"[]\n{}\n")
+def test_lines_that_are_no_requests_need_no_engine(profile: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = generate(profile, "-", "-o", out, stdin=b"[]\n{}\n")
     assert done.returncode == 1
-    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == [
+    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == [
         "line 1: not a JSON object",
         "line 2: one of `prompt` and `messages` is needed",
     ]
@@ -127,7 +128,7 @@ def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, list[dict[str, object]]]]:
     """Runs the command on these lines, with that engine."""
-    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
+    monkeypatch.setattr("specserve.serve.batch.CHILD", (sys.executable, "-c", ENGINE))
     profile = laid_out(tmp_path)
     out = tmp_path / "out.jsonl"
 
@@ -181,9 +182,9 @@ def test_an_interrupted_batch_is_resumed_by_its_lines(
     dying = ENGINE.replace("    if unknown:", "    if asked == 'die': sys.exit(1)\n    if unknown:")
     lines = [batch(name, {"prompt": name}) for name in ("a", "b", "die", "c")]
     with monkeypatch.context() as patch:
-        patch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", dying))
+        patch.setattr("specserve.serve.batch.CHILD", (sys.executable, "-c", dying))
         assert answered(*lines) == (2, [])
-    partial = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    partial = (tmp_path / "out.jsonl.partial").read_text().splitlines()[1:]
     assert [json.loads(line)["custom_id"] for line in partial] == ["a", "b"]
     code, records = answered(*lines)
     assert (code, [record["custom_id"] for record in records]) == (0, ["a", "b", "die", "c"])

@@ -112,7 +112,7 @@ def test_no_answer_to_the_first_request_hangs(
         ("stream gzip", "is compressed"),
         ("stream drip", "does not end: "),
         ("continue", "does not end: 0 bytes of it came in 1 s"),
-        ("error", "is larger than 4 MiB"),
+        ("error", "is larger than 64 MiB"),
     ],
 )
 def test_no_stream_of_an_answer_is_without_end(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -20,11 +21,10 @@ from specserve.cli.up import start
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.health import is_healthy
+from specserve.report import servers
+from specserve.serve import events
+from specserve.serve.requests import is_healthy
 from specserve.serve.server import refuse_taken_port
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from service_manager import ServiceManager
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 
@@ -61,12 +61,25 @@ def no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+def signal_when_ready(monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """The view's word that the server is ready is answered by a signal."""
+    for name in ("TextView", "JsonView"):
+        view = getattr(servers, name)
+
+        def told(self: Any, event: events.Event, show: Any = view.__call__) -> None:
+            show(self, event)
+            if isinstance(event, events.Ready):
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(view, "__call__", told)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_after_ready_is_a_clean_end(
     number: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = plan()
-    ServiceManager(tmp_path, monkeypatch, number=number)
+    signal_when_ready(monkeypatch, number)
     start(server)
     captured = capsys.readouterr()
     assert f"url      http://127.0.0.1:{server.port}/v1\n" in captured.out
@@ -101,10 +114,10 @@ def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], 
 
 
 def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = plan()
-    ServiceManager(tmp_path, monkeypatch)
+    signal_when_ready(monkeypatch)
     start(server, format="json")
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, server.url, "tiny")

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run as run
-from specserve.serve.detached import records
-from specserve.serve.detached.records import Record, boot_id, identity
+from specserve.serve import records
+from specserve.serve.files import identity
+from specserve.serve.records import Record, boot_id
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, free_port, serving

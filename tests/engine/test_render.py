@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from specserve.hardware.host import free_port
-from specserve.serve.health import is_healthy
+from specserve.serve.requests import is_healthy
 from tests.engine.conftest import ROOT, START_LIMIT_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from specserve.serve.health import is_healthy
+from specserve.serve.requests import is_healthy
 from tests.engine.conftest import FROM_HUB, HUB_TARGET
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specserve.hardware.host import free_port
-from specserve.serve.health import is_healthy
+from specserve.serve.requests import is_healthy
 from tests.engine.conftest import ROOT, START_LIMIT_S
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A stand-in for `vllm serve` with the faults of a real one, on the standard library. Runs no model.
 
-    python vllm_server.py --port PORT [--fault FAULT] [--log text|json|colour|silent] [--model NAME]
+    python vllm_server.py --port PORT [--fault FAULT] [--log text|colour|silent] [--model NAME]
 
 It logs what vLLM logs on its way, keeps an engine process, and answers /health, /metrics and /v1.
 """
@@ -34,10 +34,6 @@ FAULTS = (
     "exit-slowly",  # the same, but its port closes a second before
     "kill-self",  # SIGKILL on SIGUSR1, once it serves; the engine process lives on
     "unhealthy",  # answers 503 to the first three requests
-    "mute",  # takes the first completion and never answers it
-    "refuses",  # answers every completion with an error of vLLM's form
-    "dies-of-a-request",  # SIGKILL of the API server and its engine by the first completion
-    "dies-after-an-answer",  # its engine ends with the first completion, which gets HTTP 500; then it ends, too
     "orphan",  # leaves its engine process behind when it is told to stop
 )
 METRICS = (
@@ -62,7 +58,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--log", choices=("text", "json", "colour", "silent"), default="text")
+    parser.add_argument("--log", choices=("text", "colour", "silent"), default="text")
     parser.add_argument("--fault", choices=FAULTS)
     parser.add_argument("--pause", type=float, default=0.05, help="seconds per log line")
     parser.add_argument("--shutdown-timeout", type=float)
@@ -133,10 +129,7 @@ def _crash() -> None:
 
 
 def _log(dress: str, process: str, text: str) -> None:
-    if dress == "json":
-        record = {"asctime": "2026-11-21", "levelname": "INFO", "processName": process, "message": text}
-        print(json.dumps(record), flush=True)
-    elif dress == "colour":
+    if dress == "colour":
         print(
             f"[fleet-7] \x1b[0;36m({process} pid=7)\x1b[0;0m \x1b[32mINFO\x1b[0m "
             f"\x1b[90m11-21 01:44:37\x1b[0m \x1b[90m[a.py:1]\x1b[0m {text}",
@@ -171,27 +164,6 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
             self.send_response(refusals.pop() if refusals else 200)
             self.end_headers()
             self.wfile.write(body.encode())
-
-        def do_POST(self) -> None:
-            print(f"POST {self.path} {self.headers.get('Authorization')}", flush=True)
-            if args.fault == "mute":
-                time.sleep(600)
-            if args.fault == "dies-of-a-request":
-                engine.kill()
-                os.kill(os.getpid(), signal.SIGKILL)
-            if args.fault == "dies-after-an-answer":
-                engine.kill()
-                refusals.extend([503] * 100)
-                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
-                self.send_response(500)
-                self.end_headers()
-                return
-            refused = args.fault == "refuses"
-            error: dict[str, object] = {"error": {"message": "no completions here"}}
-            answer = json.dumps(error if refused else {"choices": [{"text": "!"}]})
-            self.send_response(404 if refused else 200)
-            self.end_headers()
-            self.wfile.write(answer.encode())
 
         def log_message(self, *_args: object) -> None:
             pass

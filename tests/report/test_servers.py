@@ -7,8 +7,7 @@ import json
 
 from specserve.report.servers import table
 from specserve.report.text import json_document
-from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.records import Ended, Record
+from specserve.serve.records import Ended, Record, Seen
 
 RECORD = Record(
     name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l", profile="p.yaml",
@@ -16,7 +15,7 @@ RECORD = Record(
     model="meta-llama/Llama-3.1-70B-Instruct", method="draft_model", num_speculative_tokens=5,
     api_key_env="MY_KEY", shutdown_timeout_s=30, leader=(4711, 1),
 )  # fmt: skip
-READY = Seen("llama70b-8b", "ready", "", RECORD, 0.75, 3, 0)
+READY = Seen("llama70b-8b", "ready", "", RECORD, 0.75)
 BASELINE = dataclasses.replace(RECORD, name="base", method=None, num_speculative_tokens=None)
 DEAD = Seen(
     "base",
@@ -45,7 +44,7 @@ def test_text_from_elsewhere_gives_the_terminal_no_orders() -> None:
 def test_programs_get_all_of_it() -> None:
     content = json.loads(json_document({"servers": [READY, DEAD]}))
     ready, dead = content["servers"]
-    assert (ready["state"], ready["running_requests"]) == ("ready", 3)
+    assert ready["state"] == "ready"
     assert (ready["record"]["port"], ready["record"]["api_key_env"]) == (8000, "MY_KEY")
     assert ready["acceptance_rate"] == 0.75
     assert dead["record"]["ended"]["message"] == "vLLM was killed"

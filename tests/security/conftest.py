@@ -10,11 +10,10 @@ import pytest
 
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve import events
-from specserve.serve.detached import records
-from specserve.serve.detached.records import Record
-from specserve.serve.detached.watcher import launch, stop_server
+from specserve.serve import events, records
+from specserve.serve.records import Record
 from specserve.serve.signals import StopRequest
+from specserve.serve.watcher import launch, stop_server
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 Start = Callable[..., Record]

@@ -24,9 +24,8 @@ from specserve.report.formats import github, report_json, sarif
 from specserve.report.servers import JsonView, TextView, table
 from specserve.report.text import json_document
 from specserve.serve import events
-from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.records import Ended, Record
 from specserve.serve.events import MemoryFigures
+from specserve.serve.records import Ended, Record, Seen
 from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -197,7 +196,7 @@ def test_what_a_server_refuses_with_gives_the_terminal_no_order(
 
 
 def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from specserve.serve.detached import records
+    from specserve.serve import records
     from specserve.serve.files import private
 
     log = private(state / "logs") / "demo.log"

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
 from specserve.errors import FactError, UsageError
-from specserve.serve import health
-from specserve.serve.detached import records
-from specserve.serve.detached.records import Record, boot_id, to_json
-from specserve.serve.files import private, ticks
+from specserve.serve import records
+from specserve.serve.files import identity, private
+from specserve.serve.records import Record, boot_id, to_json
+from specserve.serve.requests import is_healthy
 
 HUGE = 100 << 20
 
@@ -198,15 +198,15 @@ def test_down_signals_no_process_that_the_state_does_not_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[tuple[int, int]] = []
-    began = ticks(bystander.pid)
-    assert began is not None
+    began = identity(bystander.pid)[1]
+    assert began
     changes: dict[str, dict[str, Any]] = {
         "another start time": {
             "watcher": [bystander.pid, began + 1],
             "members": [[bystander.pid, began - 1]],
         },
         "another boot": {"watcher": [bystander.pid, began], "boot_id": "earlier"},
-        "init": {"watcher": [1, ticks(1)]},
+        "init": {"watcher": list(identity(1))},
         "everybody": {"watcher": [-1, 1], "members": [[-1, 1], [0, 1]]},
         "a group": {"watcher": [-bystander.pid, began]},
     }
@@ -274,7 +274,7 @@ def listener() -> Iterator[Callable[[bytes], str]]:
 
 
 def test_an_answer_without_an_end_is_no_answer(listener: Callable[[bytes], str]) -> None:
-    assert health.get(listener(b"x" * (1 << 20)), timeout_s=5) is None
+    assert not is_healthy(listener(b"x" * (1 << 20)), timeout_s=5)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,4 @@ def test_an_answer_without_an_end_is_no_answer(listener: Callable[[bytes], str])
     ],
 )
 def test_an_address_that_is_none_gives_no_answer(url: str) -> None:
-    assert health.get(url, timeout_s=0.2) is None
-
-
-def test_a_key_that_no_header_can_hold_ends_nothing(listener: Callable[[bytes], str]) -> None:
-    assert health.get(listener(b"x"), timeout_s=0.5, key="sk-a\r\nX-Other: 1") is None
+    assert not is_healthy(url, timeout_s=0.2)

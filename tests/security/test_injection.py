@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,7 @@ from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
-from specserve.serve.detached.records import NAME, default_name
-from specserve.serve.signals import notify
+from specserve.serve.records import NAME, default_name
 from specserve.vllm.versions import table
 
 TABLE = table("0.32")
@@ -261,18 +259,6 @@ def test_the_name_of_a_detached_server_is_one_whatever_its_variant_is_called(
         port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
     )  # fmt: skip
     assert NAME.fullmatch(default_name(plan.name, variant=variant))
-
-
-def test_a_models_name_tells_systemd_nothing_but_the_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        address = f"\0specserve-test-{os.getpid()}"
-        manager.bind(address)
-        monkeypatch.setenv("NOTIFY_SOCKET", "@" + address[1:])
-        assert notify("READY=1", "STATUS=serving m\nMAINPID=1\rWATCHDOG=1\u2028x at http://h")
-        lines = manager.recv(4096).decode().split("\n")
-    assert lines == ["READY=1", "STATUS=serving m MAINPID=1 WATCHDOG=1 x at http://h"]
 
 
 @pytest.mark.parametrize("word", ["--help=x", "-x", "--no-such", "\x1b[2J", "a\0b"])

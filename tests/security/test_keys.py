@@ -20,8 +20,8 @@ from specserve.plan.launchplan import FromEnv
 from specserve.profile.secrets import redacted
 from specserve.report.findings import crash, failure
 from specserve.serve import causes, requests
-from specserve.serve.detached.records import Record
 from specserve.serve.events import Phase
+from specserve.serve.records import Record
 from specserve.serve.requests import Endpoint, endpoint
 from tests.serve.conftest import Ended
 
@@ -142,7 +142,7 @@ def test_while_it_starts_no_process_shows_the_key(start: Start, monkeypatch: pyt
     finally:
         stop.set()
         watching.join()
-    assert any("detached.watcher" in words for words in seen)
+    assert any("serve.watcher" in words for words in seen)
     assert leaks("\n".join(set(seen))) == []
 
 

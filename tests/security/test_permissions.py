@@ -14,9 +14,7 @@ import pytest
 from specserve.errors import FactError, LaunchError
 from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import files
-from specserve.serve.detached import records
-from specserve.serve.detached.records import Record
+from specserve.serve import files, records
 from specserve.serve.files import (
     append_own,
     private,
@@ -24,6 +22,7 @@ from specserve.serve.files import (
 )
 from specserve.serve.logs import default_log
 from specserve.serve.process import Child
+from specserve.serve.records import Record
 
 Start = Callable[..., Record]
 
@@ -208,6 +207,6 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
     known = {
         "name", "boot_id", "watcher", "started_at_s", "log_path", "profile", "alternative", "settings", "url", "port",
         "model", "method", "num_speculative_tokens", "api_key_env", "shutdown_timeout_s", "leader", "members",
-        "traces", "ready_at_s", "warm_up", "is_stopping", "trouble", "ended",
+        "traces", "ready_at_s", "is_stopping", "ended",
     }  # fmt: skip
     assert set(json.loads((state / "servers" / "demo.json").read_text())) == known

@@ -19,14 +19,13 @@ FakePlan = Callable[..., LaunchPlan]
 class Ended(Group):
     """A server that is gone."""
 
-    pid = 0
-    exit_code = None
-
     def __init__(self, log_path: Path, *, exit_code: int | None) -> None:
-        self.log_path, self.exit_code = log_path, exit_code
+        super().__init__(log_path)
+        self._code = exit_code
 
-    def is_running(self) -> bool:
-        return False
+    @property
+    def exit_code(self) -> int | None:
+        return self._code
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stdout
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.batch import Stdout
 from specserve.serve.lines import Entry, entries
 
 
@@ -101,23 +98,3 @@ def test_every_json_object_with_a_prompt_is_read_back_as_it_was_written(
 ) -> None:
     request = only(json.dumps({**params, "prompt": prompt}).encode()).request
     assert request == {"prompt": prompt, "params": params}
-
-
-def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obeys_it(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    Stdout().write({"id": "é", "index": 0, "text": "\u2028\x1b[2J\x85"})
-    raw = capfdbinary.readouterr().out
-    assert raw.isascii()
-    assert b"\x1b" not in raw
-    assert len(raw.decode().splitlines()) == 1
-
-
-@given(st.permutations(range(6)))
-def test_stdout_has_the_order_of_the_input_whatever_the_order_of_the_answers(arrival: list[int]) -> None:
-    output, written = Stdout(), io.BytesIO()
-    with redirect_stdout(io.TextIOWrapper(written, write_through=True)):
-        for count, index in enumerate(arrival):
-            output.write({"index": index})
-            assert output.written == next(each for each in range(7) if each not in arrival[: count + 1])
-        assert written.getvalue() == b"".join(b'{"index": %d}\n' % index for index in range(6))

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specserve.profile.schema import Hardware, Server, Target
 from specserve.serve.causes import CausePattern, find_cause, table
@@ -27,7 +29,6 @@ SECTIONS = {
 }
 HEALTHY = [
     "healthy_text",
-    "healthy_json",
     "healthy_colour_and_prefix",
     "healthy_quiet",
 ]
@@ -209,3 +210,36 @@ def test_without_any_cause_the_last_line_is_shown_as_just_that() -> None:
     assert cause.message == "the log shows no cause; its last line: hello"
     assert not cause.is_known
     assert find_cause([], exit_code=1).message == "vLLM printed nothing"
+
+
+TRACEBACK = "Traceback (most recent call last):\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+def frame(path: str, function: str) -> str:
+    return f'  File "/v/{path}", line 7, in {function}\n    run()\n'
+
+
+def test_workers_that_write_between_each_others_lines_are_read_apart() -> None:
+    trace = (TRACEBACK + frame("vllm/x.py", "f") + "KeyError: 'a'\n" + CAUSE + "OSError: b\n").splitlines()
+    mixed = "\n".join(
+        f"(Worker_TP{rank} pid={rank}) ERROR 11-21 01:02:03 [x.py:1] {line}"
+        for line in trace
+        for rank in (0, 1)
+    )
+    assert find_cause(parse(mixed), exit_code=1).message == "KeyError: 'a' (vllm/x.py:7, in f)"
+
+
+def test_the_place_is_the_innermost_file_of_vllm() -> None:
+    frames = frame("vllm/v1/core.py", "run") + frame("vllm/config/model.py", "get") + frame("torch/x.py", "f")
+    cause = find_cause(parse(TRACEBACK + frames + "ValueError: x\n"), exit_code=1)
+    assert cause.message == "ValueError: x (vllm/config/model.py:7, in get)"
+
+
+PIECES = [TRACEBACK, CAUSE, frame("vllm/a.py", "f"), "Exception ignored in: x\n", "    x = y\n", "^^\n", "\n"]
+ENDS = ["ValueError: x\n", "KeyError: 'k'\n", "Exception\n", "Exception:\n", "AssertionError\n", "EOFError\n"]
+
+
+@given(st.lists(st.sampled_from(PIECES + ENDS) | st.text(max_size=20)))
+def test_no_log_is_too_broken_to_be_read(pieces: list[str]) -> None:
+    assert find_cause(parse("".join(pieces)), exit_code=1).message

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +18,8 @@ from openai_server import SUMMARY, Script, serving
 
 
 def ask(script: Script, question: Question | None = None, *, api_key_env: str | None = None) -> Answer:
-    with serving(script) as url, Client(endpoint(url, api_key_env=api_key_env)) as client:
+    with serving(script) as url:
+        client = Client(endpoint(url, api_key_env=api_key_env))
         return client.ask(question or Question("hi"), on_text=lambda _kind, _text: None)
 
 
@@ -127,7 +124,8 @@ def test_nothing_of_the_environment_reaches_the_server(monkeypatch: pytest.Monke
 def test_no_connection_is_used_twice() -> None:
     """A server closes an idle one at its own time, and a request that is sent at that moment is lost."""
     script = Script()
-    with serving(script) as url, Client(endpoint(url)) as client:
+    with serving(script) as url:
+        client = Client(endpoint(url))
         client.models()
         client.models()
     assert len(script.connections) == 2
@@ -167,10 +165,8 @@ def test_a_key_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with (
-        Client(endpoint("http://no-such-host.invalid:1")) as client,
-        pytest.raises(TrafficError, match="cannot reach"),
-    ):
+    client = Client(endpoint("http://no-such-host.invalid:1"))
+    with pytest.raises(TrafficError, match="cannot reach"):
         client.ask(Question("hi"), on_text=lambda _kind, _text: None)
 
 
@@ -187,10 +183,9 @@ def test_a_server_without_models() -> None:
 def test_another_kind_of_server() -> None:
     with (
         serving(Script()) as url,
-        Client(endpoint(f"{url}/wiki")) as client,
         pytest.raises(TrafficError, match=r"there is no OpenAI API at .*/wiki/v1") as error,
     ):
-        client.ask(Question("hi"), on_text=lambda _kind, _text: None)
+        Client(endpoint(f"{url}/wiki")).ask(Question("hi"), on_text=lambda _kind, _text: None)
     assert "root URL" in str(error.value.hint)
     assert "another program listens there" in str(no_api(endpoint("127.0.0.1:8000")).hint)
 
@@ -260,33 +255,3 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError) as error:
         endpoint(url)
     assert "hunter2" not in str(vars(error.value))
-
-
-def test_a_connection_that_opens_while_the_client_closes_is_closed_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    connect = socket.create_connection
-    connecting, is_closed = threading.Event(), threading.Event()
-    opened: list[socket.socket] = []
-
-    def slow_connect(*arguments: Any, **options: Any) -> socket.socket:
-        connecting.set()
-        is_closed.wait()
-        opened.append(connect(*arguments, **options))
-        return opened[0]
-
-    monkeypatch.setattr(socket, "create_connection", slow_connect)
-
-    def post() -> None:
-        with suppress(TrafficError):
-            client.post("completions", {"model": "m", "prompt": "p"})
-
-    with serving(Script()) as url:
-        client = Client(endpoint(url))
-        asking = threading.Thread(target=post)
-        asking.start()
-        connecting.wait()
-        client.close()
-        is_closed.set()
-        asking.join()
-    assert opened[0].fileno() == -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,10 @@ LOGS = Path(__file__).parent / "logs"
 MESSAGE = "CPU KV cache size: 29,056 tokens, Maximum concurrency for 512 tokens per request: 56.75x"
 
 
-@pytest.mark.parametrize("name", ["healthy_text", "healthy_json", "healthy_colour_and_prefix"])
-def test_the_same_message_of_the_engine_is_read_out_of_text_json_colours_and_prefixes(name: str) -> None:
+@pytest.mark.parametrize("name", ["healthy_text", "healthy_colour_and_prefix"])
+def test_the_same_message_of_the_engine_is_read_out_of_text_colours_and_prefixes(name: str) -> None:
     lines = read_end(LOGS / f"{name}.log")
     assert LogLine(MESSAGE, "EngineCore", "INFO") in lines
-
-
-def test_a_json_record_gives_its_traceback_line_by_line() -> None:
-    record = {"message": "it failed", "levelname": "error", "exc_info": "Traceback:\n  x\nValueError: no"}
-    assert [line.text for line in parse(json.dumps(record))] == [
-        "it failed",
-        "Traceback:",
-        "  x",
-        "ValueError: no",
-    ]
-    assert parse(json.dumps(record))[0].level == "ERROR"
-
-
-@pytest.mark.parametrize("odd", ['{"a": 1}', "{broken", "{}", '{"message": 3}', "[1, 2]"])
-def test_a_line_that_only_looks_like_json_stays_a_line(odd: str) -> None:
-    assert parse(odd) == [LogLine(odd)]
 
 
 def test_a_progress_bar_that_rewrites_its_line_gives_one_line_per_state() -> None:
@@ -52,6 +35,7 @@ def test_only_bare_lines_and_errors_may_tell_of_a_failure() -> None:
         "OSError: of a traceback\n"
     )
     assert (info.is_fault, error.is_fault, bare.is_fault) == (False, True, True)
+    assert not LogLine('{"levelname": "INFO", "message": "OSError: in an echo"}').is_fault
 
 
 def test_the_tail_gives_each_whole_line_once_and_waits_for_the_end_of_an_unfinished_one(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 
 from specserve.errors import LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.offline import OfflineEngine
+from specserve.serve.batch import OfflineEngine
 
 SPEAKER = """
 import json, os, signal, sys, time
@@ -52,9 +52,15 @@ def plan(**changes: object) -> LaunchPlan:
     return LaunchPlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def engine(script: str, log: Path, **changes: object) -> OfflineEngine:
-    command = (sys.executable, "-c", SPEAKER + textwrap.dedent(script))
-    return OfflineEngine(plan(**changes), log_path=log, command=command)
+def nothing() -> None:
+    pass
+
+
+def engine(script: str, log: Path, on_tick: Callable[[], None] = nothing, **changes: object) -> OfflineEngine:
+    with pytest.MonkeyPatch.context() as patch:
+        command = (sys.executable, "-c", SPEAKER + textwrap.dedent(script))
+        patch.setattr("specserve.serve.batch.CHILD", command)
+        return OfflineEngine(plan(**changes), log_path=log, on_tick=on_tick)
 
 
 @pytest.fixture
@@ -179,11 +185,7 @@ def test_an_engine_that_does_not_read_keeps_nobody_from_leaving(log: Path) -> No
         if is_ready:
             raise KeyboardInterrupt
 
-    command = (sys.executable, "-c", SPEAKER + script)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        OfflineEngine(plan(), log_path=log, command=command, on_tick=on_tick) as child,
-    ):
+    with pytest.raises(KeyboardInterrupt), engine(script, log, on_tick) as child:
         child.start()
         is_ready = True
         list(child.answers([{"index": 0, "prompt": "x" * (1 << 20), "params": {}}]))  # more than a pipe holds

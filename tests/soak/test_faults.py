@@ -87,7 +87,7 @@ def test_the_next_command_tidies_up_after_a_watcher_that_was_killed(server: Serv
     server.up_detached()
     process = server.member("serve")
     watcher = process.parent()
-    assert watcher is not None and "specserve.serve.detached" in " ".join(watcher.cmdline())
+    assert watcher is not None and "specserve.serve.watcher" in " ".join(watcher.cmdline())
     watcher.kill()
     process.kill()
     server.names_cause("how it ended is not known", server.state_becomes("dead"))

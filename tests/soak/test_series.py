@@ -130,19 +130,19 @@ def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
     prompts = load_prompts()
 
     def answers(temperature: float) -> list[Tally]:
-        with Client(endpoint(server.url)) as client:
-            session = VerifySession(client)
+        client = Client(endpoint(server.url))
+        session = VerifySession(client)
 
-            def job(number: int) -> Callable[[], Tally]:
-                def scored() -> Tally:
-                    prompt = prompts[number % len(prompts)]
-                    one = session.generate(prompt, temperature, max_tokens=128)
-                    return tally(session.score(one.prompt_ids, one.ids), requested)
+        def job(number: int) -> Callable[[], Tally]:
+            def scored() -> Tally:
+                prompt = prompts[number % len(prompts)]
+                one = session.generate(prompt, temperature, max_tokens=128)
+                return tally(session.score(one.prompt_ids, one.ids), requested)
 
-                return scored
+            return scored
 
-            jobs = [job(number) for number in range(count)]
-            return list(results_of(jobs, concurrency=8, on_tick=lambda: None))
+        jobs = [job(number) for number in range(count)]
+        return list(results_of(jobs, concurrency=8, on_tick=lambda: None))
 
     def verdict(tallies: Sequence[Tally], seed: int) -> str:
         drawn = random.Random(seed).sample(tallies, size)

@@ -75,7 +75,7 @@ def plan_variants(
     Raises UsageError if there are not two.
     """
     from specserve.profile.load import load_profile
-    from specserve.serve.detached.observe import running_records
+    from specserve.serve.records import observe_all
 
     planned = partial(plan_variant, starts=starts, notices=notices)
     assert request.profile is not None
@@ -99,7 +99,7 @@ def plan_variants(
             found.append(planned(request.profile, PROFILE, settings))
         for name in names:
             found.append(planned(request.profile, name, settings, alternative=name))
-        if starts and (beside := [record.name for record in running_records()]):
+        if starts and (beside := [each.name for each in observe_all() if each.state != "dead"]):
             notices.warn(f"detached servers run on this host, too: {', '.join(beside)}")
     for text in request.others:
         label, place = named(text)
@@ -165,7 +165,7 @@ def named(text: str) -> tuple[str | None, str]:
 
 def is_server(text: str) -> bool:
     """Return whether it is the address of a server, or the name of a detached one."""
-    from specserve.serve.detached.records import names
+    from specserve.serve.records import names
 
     address = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?"
     return "://" in text or bool(re.fullmatch(address, text)) or text in names()
@@ -173,11 +173,11 @@ def is_server(text: str) -> bool:
 
 def _running(text: str, label: str | None) -> Variant:
     """Return a server that runs; its key is that of the detached server, or vLLM's own."""
-    from specserve.serve.detached.observe import find_server
+    from specserve.serve.records import locate
     from specserve.serve.requests import endpoint
 
-    url, own_key = find_server(text)
-    root, key = endpoint(url).root, own_key or "VLLM_API_KEY"
+    url, record = locate(text)
+    root, key = endpoint(url).root, (record and record.api_key_env) or "VLLM_API_KEY"
     key_env = key if os.environ.get(key) else None
     return Variant(label or root.partition("://")[2], url=root, api_key_env=key_env)
 

@@ -7,7 +7,7 @@ import queue
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -23,8 +23,7 @@ from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
 from specserve.profile.writer import write_alternatives
-from specserve.serve.batch import GenerateStatus, open_output
-from specserve.serve.batch import run as generate
+from specserve.serve.batch import GenerateStatus, generate
 from specserve.serve.causes import died
 from specserve.serve.process import JsonChild, resolve_env
 from specserve.serve.signals import StopRequest, stop_on_signals
@@ -77,9 +76,8 @@ def run_distillation(
         say("the target answers them")
         lines = "".join(json.dumps(line) + "\n" for line in questions)
         data = plan.write("questions.jsonl", lines).read_bytes()
-        output = open_output(plan.launch, data=data, path=answers)
-        with closing(output), generating() as show:
-            generate(plan.launch, data=data, output=output, show=show, say=say)
+        with generating() as show:
+            generate(plan.launch, data=data, path=answers, show=show, say=say)
     with answers.open(encoding="utf-8") as file:
         answered = sum("token_ids" in row for row in map(json.loads, file))
     if answered < len(questions) / 2:

@@ -25,7 +25,7 @@ from specserve.measure.workloads.load import Prompt, read
 from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
-from specserve.serve.detached.observe import find_server
+from specserve.serve.records import locate
 from specserve.serve.requests import RequestRefused, endpoint, shown
 from specserve.serve.signals import stop_on_signals
 
@@ -158,8 +158,8 @@ def run_verification(
                 raise Interrupted("interrupted before there was a verdict", exit_code=128 + number)
 
         def session(server: str | None) -> VerifySession:
-            url, key = find_server(server)
-            client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
+            url, record = locate(server)
+            client = Client(endpoint(url, api_key_env=record.api_key_env if record else None))
             # in a thread: a server that hangs must not keep a signal waiting
             (found,) = results_of([partial(VerifySession, client)], concurrency=1, on_tick=tick)
             return found

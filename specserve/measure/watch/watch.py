@@ -24,7 +24,7 @@ from specserve.measure.watch.verdict import (
 )
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
-from specserve.serve.detached.observe import locate
+from specserve.serve.records import locate
 from specserve.serve.requests import endpoint, scrape
 
 _TIMEOUT_S = 4.0

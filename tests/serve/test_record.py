@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.serve.detached import records
-from specserve.serve.detached.records import Ended, Record, from_json, promised, to_json
+from specserve.serve import records
+from specserve.serve.records import Ended, Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
@@ -41,11 +41,6 @@ def test_a_record_is_read_as_it_was_written() -> None:
     ended = Ended("was killed", "nobody knows", None)
     for record in (RECORD, dataclasses.replace(RECORD, ended=ended, ready_at_s=2.5)):
         assert from_json(to_json(record)) == record
-
-
-def test_of_the_command_line_only_what_is_promised_is_kept() -> None:
-    settings = ("speculation.num_speculative_tokens=2", "env.TOKEN=secret", "server.port=1", "expect=[]")
-    assert promised(settings) == (settings[0], settings[3])
 
 
 @given(cut=st.integers(0, len(to_json(RECORD)) - 3))

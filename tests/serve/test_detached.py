@@ -19,15 +19,13 @@ import pytest
 
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events
-from specserve.serve.detached import records
-from specserve.serve.detached.observe import Seen, observe, observe_all, only_server
-from specserve.serve.detached.records import Record, boot_id
-from specserve.serve.detached.watcher import launch, stop_server
-from specserve.serve.files import ticks
-from specserve.serve.health import is_healthy
+from specserve.serve import events, records
+from specserve.serve.files import identity
 from specserve.serve.process import session
+from specserve.serve.records import Record, Seen, boot_id, observe, observe_all, only_server
+from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest
+from specserve.serve.watcher import launch, stop_server
 
 FakePlan = Callable[..., LaunchPlan]
 Start = Callable[..., Record]
@@ -186,7 +184,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.detached.watcher import launch
+from specserve.serve.watcher import launch
 fake, port, state = sys.argv[1:4]
 plan = LaunchPlan(name="demo", fingerprint="0" * 64, vllm="0.32.0", platform="cpu",
     argv=(sys.executable, fake, "--port", port, *sys.argv[4:]), env={}, engine_kwargs={},
@@ -258,7 +256,7 @@ def test_a_process_that_has_the_pid_by_now_is_never_touched(start: Start) -> Non
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     ) as other:
-        reused = (other.pid, (ticks(other.pid) or 0) - 1)
+        reused = (other.pid, identity(other.pid)[1] - 1)
         records.write(dataclasses.replace(record, watcher=reused, leader=reused, members=(reused,)))
         stop_now()
         assert other.poll() is None
@@ -269,7 +267,7 @@ def test_a_server_of_an_earlier_boot_is_dead_and_nothing_is_signalled(start: Sta
     record = start()
     stop_now()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
-        same = (other.pid, ticks(other.pid) or 0)
+        same = identity(other.pid)
         before = dataclasses.replace(record, watcher=same, leader=same, members=(same,))
         records.write(dataclasses.replace(before, boot_id=f"not {boot_id()}"))
         assert "the host was restarted" in wait_for("demo", "dead").detail

@@ -1,1 +1,0 @@
-"""Servers that outlive the command that started them, each watched by a process of specserve."""

@@ -1,0 +1,331 @@
+"""Detached servers: a JSON file each, which the process that watches one writes, and how they are.
+
+Nothing here starts a server; what one left whose watcher was killed is ended by who looks at it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import psutil
+
+from specserve.errors import FactError, SpecserveError, UsageError, quoted, system_reason
+from specserve.files import write_whole
+from specserve.serve import requests
+from specserve.serve.files import Process, is_alive, private, read_own, state_folder
+
+_MOST_BYTES = 1 << 20
+_PATIENCE_S = 20.0
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a server ended. `cause` is empty if it was asked to."""
+
+    message: str
+    cause: str = ""
+    hint: str | None = None
+    killed: bool = False
+    """Whether it took SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One server."""
+
+    name: str
+    boot_id: str
+    watcher: Process
+    """The specserve that started it, and stops it."""
+    started_at_s: float
+    log_path: str
+    profile: str
+    alternative: str | None
+    settings: tuple[str, ...]
+    """`key.path=value`, as `--set` takes it; never a value of `env`."""
+    url: str
+    port: int
+    model: str
+    method: str | None
+    num_speculative_tokens: int | None
+    api_key_env: str | None
+    """NAME of the variable that held the key."""
+    shutdown_timeout_s: float
+    leader: Process | None = None
+    """vLLM's first process."""
+    members: tuple[Process, ...] = ()
+    traces: tuple[str, ...] = ()
+    """Shared memory that they hold, to be removed if they cannot do so themselves."""
+    ready_at_s: float | None = None
+    is_stopping: bool = False
+    ended: Ended | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the process that watches it runs."""
+        return self.is_running(self.watcher)
+
+    def is_running(self, process: Process | None) -> bool:
+        """Whether this very process still runs: ids are used again, and a reboot begins anew."""
+        if process is None or self.boot_id != boot_id():
+            return False
+        return is_alive(process[0], since=process[1])
+
+
+def boot_id() -> str:
+    """A name of this boot of this host; empty if the kernel has none."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def default_name(profile_name: str, *, variant: str | None) -> str:
+    """The profile's name, with the variant that is served: both may run at the same time."""
+    text = f"{profile_name}-{variant}" if variant else profile_name
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
+
+
+def path_of(name: str) -> Path:
+    """The file of one server. Raises UsageError for what cannot be a name."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{quoted(name)} is not a valid server name",
+            hint="use at most 63 lower-case letters, digits and `-`, such as `demo-2`",
+        )
+    return state_folder() / "servers" / f"{name}.json"
+
+
+def names() -> list[str]:
+    """All servers that have a file, running or not."""
+    with contextlib.suppress(OSError):
+        found = (state_folder() / "servers").glob("*.json")
+        return sorted(path.stem for path in found if NAME.fullmatch(path.stem))
+    return []
+
+
+def read(name: str) -> Record | None:
+    """What is known of a server; None if there is none. Raises FactError if that cannot be used."""
+    path = path_of(name)
+    try:
+        record = from_json(read_own(path, most_bytes=_MOST_BYTES).decode())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        why = system_reason(error) if isinstance(error, OSError) else "it does not hold a state"
+        raise FactError(
+            f"the state of `{name}` cannot be used: {path}: {why}",
+            hint=f"a server that runs writes it again; `specserve down {name}` clears it",
+        ) from error
+    if record.name != name:
+        raise FactError(f"the state of `{name}` belongs to `{record.name}`: {path}")
+    return record
+
+
+def write(record: Record) -> None:
+    """Put it on disk, whole. Raises FactError if that fails."""
+    with _changing(record.name) as path:
+        write_whole(private(path.parent) / path.name, to_json(record), mode=0o600)
+
+
+def remove(name: str) -> None:
+    """Forget a server. Raises FactError if its file stays."""
+    with _changing(name) as path:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _changing(name: str) -> Iterator[Path]:
+    path = path_of(name)
+    try:
+        yield path
+    except OSError as error:
+        why = system_reason(error)
+        raise FactError(f"the state of `{name}` cannot be written: {path}: {why}") from error
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Until it ends, no other command claims or clears this name. Raises FactError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with _changing(name) as path:
+        descriptor = os.open(private(path.parent) / f".{name}.lock", flags, 0o600)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise FactError(f"another command has locked the state of `{name}`")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)  # releases it
+
+
+def to_json(record: Record) -> str:
+    """One JSON document."""
+    return json.dumps(dataclasses.asdict(record), indent=1) + "\n"
+
+
+def from_json(text: str) -> Record:
+    """The record of a text. Raises ValueError, TypeError, KeyError or RecursionError."""
+    if len(text) > _MOST_BYTES:
+        raise ValueError("the file is too large")
+    record: Record = _typed(Record, json.loads(text))
+    # signals are sent to what it names, and 1 is init
+    processes = filter(None, (record.watcher, record.leader, *record.members))
+    if not all(1 < pid < 1 << 31 for pid, _ in processes) or not 0 <= record.port < 1 << 16:
+        raise ValueError("a process id or the port is out of range")
+    return record
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """What a JSON value is as a declared type. Raises TypeError, KeyError, ValueError."""
+    parts = get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if isinstance(kind, UnionType):  # `X | None`
+        return None if value is None else _typed(parts[0], value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return tuple(_typed(part, item) for part, item in zip(kinds, value, strict=True))
+    is_number = type(value) in (int, float) and abs(value) < 1e15  # not NaN
+    if is_number if kind is float else type(value) is kind:
+        return value
+    raise TypeError(f"{value!r} is not {kind}")
+
+
+def ended_by(error: SpecserveError) -> Ended:
+    """How a server ended, by what was raised."""
+    return Ended(error.message, error.causes[0] if error.causes else "", error.hint)
+
+
+def reap(record: Record) -> Record:
+    """End what is left of a server without a watcher; its record, with how it ended."""
+    from specserve.serve.causes import died
+    from specserve.serve.events import Phase
+    from specserve.serve.process import Group
+
+    if record.ended is not None or record.is_watched:
+        return record
+    ended = Ended("the host was restarted", "it ran before the restart")
+    if record.boot_id == boot_id():
+        left = Group(Path(record.log_path), record.leader, record.members, record.traces)
+        left.clear()
+        ended = ended_by(died(left, Phase.SERVING if record.ready_at_s else Phase.ENGINE))
+    record = dataclasses.replace(record, ended=ended)
+    with contextlib.suppress(FactError):  # a full disk: the next command finds it out again
+        write(record)
+    return record
+
+
+State = Literal["starting", "ready", "silent", "hung", "stopping", "dead"]
+_ANSWERS_WITHIN_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One server as it was found. `record` is None if its state cannot be used."""
+
+    name: str
+    state: State
+    detail: str = ""
+    """Why it is so, in one sentence, if that needs one."""
+    record: Record | None = None
+    acceptance_rate: float | None = None
+    """Accepted share of all its draft tokens."""
+
+
+def observe_all() -> Iterator[Seen]:
+    """Every detached server of this user."""
+    yield from filter(None, map(observe, names()))
+
+
+def observe(name: str) -> Seen | None:
+    """One server; None if there is none of that name."""
+    try:
+        record = read(name)
+    except FactError as error:
+        return Seen(name, "dead", error.message)
+    if record is None:
+        return None
+    if not record.is_watched and record.ended is None:
+        if record.is_running(record.leader):
+            return Seen(name, "stopping", "the specserve that watched it was killed", record)
+        with locked(name):
+            record = reap(read(name) or record)
+    if record.ended is not None:
+        detail = ": ".join(filter(None, [record.ended.message, record.ended.cause]))
+        return Seen(name, "dead", detail, record)
+    if record.is_stopping or record.ready_at_s is None:
+        return Seen(name, "stopping" if record.is_stopping else "starting", "", record)
+    url, rate = record.url, None
+    if found := requests.metrics(url, timeout_s=_ANSWERS_WITHIN_S, verify=False):
+        rate = found.total.acceptance.acceptance_rate
+    for pid, _ in record.members:
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                why = f"its process {pid} was stopped (SIGSTOP): `kill -CONT {pid}`"
+                return Seen(name, "hung", why, record, rate)
+    if not requests.is_healthy(url, timeout_s=_ANSWERS_WITHIN_S):
+        why = f"{url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
+        return Seen(name, "silent", why, record, rate)
+    return Seen(name, "ready", "", record, rate)
+
+
+def only_server(name: str | None) -> Record:
+    """The server of that name, or the only one there is. Raises UsageError and FactError."""
+    known = [name] if name is not None else names()
+    if not known:
+        raise UsageError("there is no server", hint="`specserve up PROFILE --detach` starts one")
+    if len(known) > 1:
+        raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint="name one")
+    record = read(known[0])
+    if record is None:
+        hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
+        raise UsageError(f"there is no server {known[0]!r}", hint=hint)
+    return record
+
+
+def locate(server: str | None) -> tuple[str, Record | None]:
+    """The URL of a server, and what is known of it if it is detached. `server`: its name or URL.
+
+    Without it: the only detached server, else port 8000 of this host. Raises UsageError, and
+    FactError for a detached server that runs no longer.
+    """
+    if server is None and len(names()) != 1:
+        return "http://127.0.0.1:8000", None
+    if server and (server.endswith((".yaml", ".yml")) or Path(server).is_file()):
+        raise UsageError(
+            f"`{server}` is a file, not a server's name or URL",
+            hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
+        )
+    if server is not None and any(mark in server for mark in ":./"):  # which no name has
+        return server, None
+    record = only_server(server)
+    runs = record.is_watched and record.ended is None
+    if not runs and (seen := observe(record.name)) and seen.state == "dead":
+        hint = (
+            f"`specserve logs {record.name}` shows its log; `specserve down {record.name}` ends it"
+        )
+        ended = seen.record.ended if seen.record else None
+        raise FactError(
+            f"the server `{record.name}` is dead: {ended.message if ended else seen.detail}",
+            causes=(ended.cause,) if ended and ended.cause else (),
+            hint=(ended and ended.hint) or hint,
+        )
+    return record.url, record
