@@ -1,8 +1,8 @@
 """Asks vLLM's own code about launches, for GPUs that need not be there: a child process answers.
 
 The child is `engine/oracle.py`. It gets the exact command line, with each model as a folder that
-holds its config.json alone, and what safetensors headers say: no code of a model runs, and no
-weight is read. Answers are kept by configuration, version and GPU.
+holds its config.json alone: no code of a model runs, and no weight is read. Answers are kept by
+configuration, version and GPU.
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ class VllmQuestion:
     @cached_property
     def request(self) -> dict[str, Any]:
         """The command line with folders in the place of models, which the child finds there."""
-        target, draft = self.target, self.draft
+        draft = self.draft
         is_head = self.method is not None and METHODS[self.method].draft == "head"
-        # stages inside the target are read from its checkpoint
-        tensors = (draft or target).tensors if draft or is_head else None
         # the tables that the checkpoint of a head does not bring, and so shares with its target
         lacks = ["embed_tokens", "lm_head"] if is_head else []
         if is_head and draft and draft.tensors is None:
@@ -114,13 +112,7 @@ class VllmQuestion:
                 role: {key: value for key, value in facts.config.items() if key != "auto_map"}
                 for role, facts in self.models.items()
             },
-            "build": {
-                "draft_lacks": lacks,
-                "draft_tensors": [
-                    (name, tensor.dtype, tensor.shape) for name, tensor in (tensors or {}).items()
-                ],
-                "beside": list(self.beside),
-            },
+            "build": {"draft_lacks": lacks, "beside": list(self.beside)},
             "count": self.machine.count * self.machine.nodes,
         }
 

@@ -54,8 +54,8 @@ class VllmVerdict:
     """What decides about context, batches, graphs and attention, by name."""
     changed: tuple[VllmChange, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the models, built without memory: bytes of weights (`stages`), and what vLLM's
-    planner makes of a low and a high budget (`plans`)."""
+    """Figures of the models, built without memory: bytes of weights (`target`, `draft`), kinds of
+    KV cache (`kv`), and what vLLM's planner makes of a low and a high budget (`plans`)."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Steps that cannot be taken here, with the reason."""
     warnings: tuple[str, ...] = ()

@@ -10,25 +10,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import importlib
 import logging
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from specserve.engine.launching import Launch
+from specserve.engine.jsonlines import error_text
 from specserve.engine.pretend import StandInCalled
 
+LAUNCHING = "specserve.engine.launching"
+"""What it imports may be elsewhere in another vLLM: then its configuration alone is judged."""
 _ON_PURPOSE = (ValueError, RuntimeError, AssertionError, OSError)
 """What vLLM raises to refuse. Any other exception says that something here is not as there."""
 _ABOUT_HERE = re.compile(r"\binstall|No module named|is not on this machine|failed to be inspected")
 """An error or a log line with these words is about the libraries of this machine."""
-_SECTIONS = (
-    "model_config", "cache_config", "lora_config", "parallel_config", "scheduler_config",
-    "compilation_config", "attention_config", "kernel_config", "load_config", "mamba_config",
-)  # fmt: skip
-"""The parts of vLLM's configuration whose arguments are compared with what runs."""
 _SHOWN = {
     "model_config": ("max_model_len", "quantization", "dtype"),
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
@@ -36,32 +34,37 @@ _SHOWN = {
     "cache_config": ("block_size", "cache_dtype", "mamba_cache_mode"),
     "compilation_config": ("cudagraph_mode", "max_cudagraph_capture_size",
                            "cudagraph_capture_sizes"),
-    "speculative_config": ("method", "num_speculative_tokens"),
 }  # fmt: skip
 """What differs by speculation, or decides about speed, and is part of the answer."""
 _MOST_REASONS = 2
 
 
-def judge(
-    arguments: argparse.Namespace,
-    given: argparse.Namespace,
-    *,
-    titles: Mapping[str, str],
-    env: Mapping[str, str],
-    build: Mapping[str, Any],
-) -> dict[str, Any]:
+def judge(parser: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM says of a launch: `refused` or `not_judged` with a reason, or how it would run.
 
-    `given` has the arguments that stand on the command line alone, `titles` the class of vLLM's
-    configuration that each argument belongs to; `build` is what `launching.Launch` takes. Without a
-    refusal the answer has `effective`, `changed` (arguments that vLLM runs otherwise, and its words
-    on that), `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It
-    always has `warnings`, with their places.
+    `request`: `argv` and `env`; `build` is what `launching.Launch` takes. Without a refusal the
+    answer has `effective`, `changed` (arguments that vLLM runs otherwise, and its words on that),
+    `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It has
+    `warnings`, with their places, of all that the parser takes.
     """
-    os.environ.update(env)
+    words = ["serve", *request["argv"]]
+    try:
+        arguments = parser.parse_args(words)
+    except Exception as error:  # a type or an action of vLLM's may refuse in its own way
+        return {"refused": error_text(error)}
+    serve = parser._subparsers._group_actions[0].choices["serve"]
+    for action in serve._actions:
+        action.default = argparse.SUPPRESS
+    given = vars(parser.parse_args(words))
+    titles = {
+        action.dest: group.title
+        for group in serve._action_groups
+        for action in group._group_actions
+    }
+    os.environ.update(request.get("env", {}))
     lines = _log_lines()
     try:
-        answer = _judged(arguments, given, titles=titles, build=build)
+        answer = _launched(arguments, given, titles, request.get("build", {}))
     except Exception as error:
         answer = failure(error)
     once = {text: place for level, text, place in reversed(lines) if level != "INFO"}
@@ -89,53 +92,60 @@ def _log_lines() -> list[tuple[str, str, str]]:
     return lines
 
 
-def _judged(
+def _launched(
     arguments: argparse.Namespace,
-    given: argparse.Namespace,
-    *,
-    titles: Mapping[str, str],
+    given: Mapping[str, Any],
+    titles: Mapping[str, str | None],
     build: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """The answer about arguments. `given`: those of the command line; `titles`: their classes."""
+    from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.models import registry
     from vllm.usage.usage_lib import UsageContext
 
-    if getattr(arguments, "model_tag", None):
-        arguments.model = arguments.model_tag
+    registry._run_in_subprocess = lambda function: function()  # this process is a child already
+    arguments.model = getattr(arguments, "model_tag", None) or arguments.model
     arguments.skip_tokenizer_init = True  # a model is its config.json alone
     arguments.reasoning_parser = ""  # it needs the tokenizer
     # other defaults apply without the context of the API server
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
         usage_context=UsageContext.OPENAI_API_SERVER
     )
-    launch, skipped = Launch(config, build), {}
-    for name, step in launch.steps():
-        try:
-            step()
-        except Exception as error:
-            found = failure(error)
-            if "refused" in found:
-                return {**found, "step": name}
-            traceback.print_exc()  # stderr is for who maintains this
-            skipped[name] = found["not_judged"]
-            if name == "models":
-                break
+    launch, skipped = None, {}
+    with set_current_vllm_config(config):
+        for name in ("models", "KV cache", "CUDA graphs"):
+            try:
+                launch = launch or importlib.import_module(LAUNCHING).Launch(config, build)
+                launch.steps[name]()
+            except Exception as error:
+                found = failure(error)
+                if "refused" in found:
+                    return {**found, "step": name}
+                traceback.print_exc()  # stderr is for who maintains this
+                skipped[name] = found["not_judged"]
+                if name == "models":
+                    break
     effective: dict[str, Any] = {"model_runner": "V2" if config.use_v2_model_runner else "V1"}
-    effective |= {
-        name: _simple(getattr(getattr(config, section), name, None))
-        for section, names in _SHOWN.items()
-        for name in names
-        if getattr(config, section) is not None
-    }
-    if draft := getattr(config.speculative_config, "draft_model_config", None):
-        effective |= {
-            f"draft.{name}": _simple(getattr(draft, name)) for name in _SHOWN["model_config"]
-        }
-    if launch.backends:
+    for section, names in _SHOWN.items():
+        part = getattr(config, section)
+        effective |= {name: _simple(getattr(part, name, None)) for name in names}
+    if launch is not None and launch.backends:
         effective["attention_backends"] = launch.backends
-    changed = list(_changed(config, given, titles))
-    return {
-        "effective": effective, "changed": changed, "build": launch.answer, "skipped": skipped,
-    }  # fmt: skip
+    parts = {type(part).__name__: part for part in vars(config).values()}
+    asked = {name: (value, parts.get(titles.get(name) or name)) for name, value in given.items()}
+    asked.pop("reasoning_parser", None)  # the empty one is ours
+    block = given.get("speculative_config")
+    for key, value in block.items() if isinstance(block, dict) else ():
+        asked[f"speculative_config.{key}"] = value, config.speculative_config
+    changed = []
+    for argument, (value, part) in asked.items():
+        wanted, runs = _simple(value), _simple(getattr(part, argument.rpartition(".")[2], value))
+        is_same = wanted in (runs, [runs]) or str(wanted).lower() == str(runs).lower()
+        if wanted not in (None, "auto", "dict") and not is_same:
+            changed.append({"argument": argument, "value": wanted, "effective": runs})
+    answer = {"effective": effective, "changed": changed}
+    return answer | {"build": launch.figures if launch else {}, "skipped": skipped}
 
 
 def _simple(value: Any) -> Any:
@@ -150,79 +160,39 @@ def _simple(value: Any) -> Any:
     return str(value).removeprefix("torch.") if kind.__module__ == "torch" else kind.__name__
 
 
-def _changed(
-    config: Any, given: argparse.Namespace, titles: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """The arguments on the command line that vLLM runs with another value."""
-    parts = {type(part).__name__: part for part in (getattr(config, name) for name in _SECTIONS)}
-    asked = [
-        (name, value, parts[titles[name]], name)
-        for name, value in vars(given).items()
-        if titles.get(name) in parts
-    ]
-    block = getattr(given, "speculative_config", None)
-    asked += [
-        (f"speculative_config.{key}", value, config.speculative_config, key)
-        for key, value in (block.items() if isinstance(block, dict) else ())
-    ]
-    for argument, value, part, name in asked:
-        wanted = _simple(value)
-        if wanted in (None, "auto", "dict") or not hasattr(part, name):
-            continue
-        effective = _simple(getattr(part, name))
-        if not is_same(wanted, effective):
-            yield {"argument": argument, "value": wanted, "effective": effective}
-
-
-def is_same(asked: Any, effective: Any) -> bool:
-    """Whether they mean the same: `bfloat16`, `torch.bfloat16`; 4, 4.0; `[demo]`, `demo`."""
-    if asked in (effective, [effective]):
-        return True
-    return str(effective).removeprefix("torch.").lower() == str(asked).lower()
-
-
 def failure(error: Exception) -> dict[str, Any]:
     """Why there is no answer: vLLM refuses, or it asked for something that is not here."""
     loc: list[str] = []
-    inner: BaseException = error
-    text = " ".join(str(error).split())
+    text, inner = str(error), error
     with contextlib.suppress(Exception):  # of pydantic: the first error says it
         first = error.errors()[0]  # type: ignore[attr-defined]
-        loc, text = [str(part) for part in first["loc"]], " ".join(str(first["msg"]).split())
+        text, loc = str(first["msg"]), [str(part) for part in first["loc"]]
         inner = first.get("ctx", {}).get("error", error)
+    text = " ".join(text.removeprefix("Value error, ").split())
     frames = traceback.extract_tb(inner.__traceback__ or error.__traceback__)
+    files = [_inside(frame.filename) for frame in frames]
     # torch fails at what is not here, and other libraries may be of another version there
-    place = _inside(frames[-1].filename) if frames else ""
-    is_by_vllm = place.startswith("pydantic/") or (
-        place.startswith("vllm/") and (frames[-1].line or "").startswith(("raise", "assert"))
+    place, line = (files[-1], frames[-1].line or "") if frames else ("", "")
+    is_raised = place.startswith("pydantic/") or (
+        place.startswith("vllm/") and line.startswith(("raise", "assert"))
     )
-    is_refused = (
-        bool(text) and isinstance(error, _ON_PURPOSE) and is_by_vllm
-        and not (_ABOUT_HERE.search(text) or _is_for_want(inner))
-    )  # fmt: skip
-    own = [frame for frame in frames if _inside(frame.filename).startswith("vllm/")] or frames
-    answer = {
-        "refused" if is_refused else "not_judged": text.removeprefix("Value error, ")
-        or type(inner).__name__,
-        "at": f"{_inside(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else "",
+    causes: list[BaseException] = [inner]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    is_for_want = any(isinstance(each, (ImportError, StandInCalled)) for each in causes)
+    is_on_purpose = bool(text) and isinstance(error, _ON_PURPOSE) and not _ABOUT_HERE.search(text)
+    is_refused = is_raised and is_on_purpose and not is_for_want
+    answer: dict[str, Any] = {
+        "refused" if is_refused else "not_judged": text or type(inner).__name__
     }
-    return {**answer, "loc": loc} if loc else answer
-
-
-def _is_for_want(error: BaseException | None) -> bool:
-    """Whether it comes of a library or a device that is not on this machine."""
-    while error is not None and not isinstance(error, (ImportError, StandInCalled)):
-        before, trace = error.__context__, error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        # `except ImportError: raise ValueError`, and not what fails later in the other way
-        caught = before.__traceback__ if before is not None else None
-        is_reason = caught is not None and trace is not None and caught.tb_frame is trace.tb_frame
-        error = error.__cause__ or (before if is_reason else None)
-    return error is not None
+    if loc:
+        answer["loc"] = loc
+    if frames:
+        own = [at for at, file in enumerate(files) if file.startswith("vllm/")] or [-1]
+        answer["at"] = f"{files[own[-1]]}:{frames[own[-1]].lineno} in {frames[own[-1]].name}"
+    return answer
 
 
 def _inside(path: str) -> str:
     """The path from the package on."""
-    matches = list(re.finditer(r"(?:^|/)(?=(?:vllm|transformers|pydantic)/)", path))
-    return path[matches[-1].end() :] if matches else path
+    return re.sub(r".*/(?=(?:vllm|transformers|pydantic)/)", "", path)

@@ -116,18 +116,14 @@ def by_vllm(
 ) -> MemoryEstimate:
     """By what vLLM answered for this launch, and for the same without speculation (`alone`).
 
-    `built` has bytes of the weights by stage, and its planner's plans for the lowest and the
-    highest budget. What helps is estimated, where the estimate comes to the same verdict.
+    `built` has bytes of the weights, and its planner's plans for the lowest and the highest
+    budget. What helps is estimated, where the estimate comes to the same verdict.
     Raises FactError, KeyError, TypeError and ValueError for an answer of another form.
     """
-    kinds = {layer["kind"] for stage in built["stages"] for layer in stage["kv"]}
-    needs_states = not inputs.enforce_eager and "MambaSpec" in kinds
-    sizes = [
-        (int(stage["target"]["parameters"]), int(stage["draft"]["parameters"]))
-        for stage in built["stages"]
-    ]
+    needs_states = not inputs.enforce_eager and "MambaSpec" in built["kv"]
+    sizes = int(built["target"]), int(built["draft"])
     low, high = (_planned(plan, needs_states=needs_states) for plan in built["plans"])
-    found = _conclude(inputs, max(sizes, key=sum), (low, high), basis="vllm")
+    found = _conclude(inputs, sizes, (low, high), basis="vllm")
     if inputs.method and alone:
         before = _planned(alone["plans"][-1])
         cost = DraftCost(high.tokens, before.tokens, high.concurrency, before.concurrency)

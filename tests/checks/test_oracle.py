@@ -190,9 +190,7 @@ def test_what_could_not_be_answered_is_asked_again(
     assert (tmp_path / "n").read_text() == "xx"
 
 
-def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
-    question: VllmQuestion, tmp_path: Path
-) -> None:
+def test_the_child_is_told_what_a_head_lacks(question: VllmQuestion, tmp_path: Path) -> None:
     tensors = {"embed_tokens.weight": Tensor("BF16", (512, 64)), "fc.weight": Tensor("BF16", (64, 192))}
     draft = ModelFacts("org/draft", "hub", {"auto_map": {"AutoConfig": "evil.Config"}}, tensors=tensors)
     command = (sys.executable, "-c", ECHO)
@@ -200,7 +198,6 @@ def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
     ask([head], command=command)
     asked = (tmp_path / "asked").read_text()
     assert '"draft_lacks": ["lm_head"]' in asked
-    assert '["fc.weight", "BF16", [64, 192]]' in asked
     assert "evil" not in asked
 
 

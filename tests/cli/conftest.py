@@ -43,7 +43,7 @@ for line in sys.stdin:
     answer = {
         "effective": effective,
         "changed": [item] if speculates else [],
-        "skipped": {"weights of the draft": "no tensors"} if speculates and "SKIPS" in os.environ else {},
+        "skipped": {"CUDA graphs": "no tensors"} if speculates and "SKIPS" in os.environ else {},
     }
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
     bad_draft = {"refused": "no such draft", "at": "vllm/config/speculative.py:1"}

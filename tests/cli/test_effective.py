@@ -52,7 +52,7 @@ def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     assert sizes == [288, 300]
     assert content["effective"]["model_runner"] == "V1"
     assert content["changed"][0]["why"] == ["Truncating max_cudagraph_capture_size to 288"]
-    assert content["skipped"] == {"weights of the draft": "no tensors"}
+    assert content["skipped"] == {"CUDA graphs": "no tensors"}
 
 
 def test_the_second_check_answers_from_the_cache_and_no_ask_does_not_look(
@@ -93,11 +93,11 @@ def test_a_step_that_vllm_cannot_take_here_stands_in_every_format_and_nothing_fi
 ) -> None:
     words = ["check", profile, "--offline", "--format", form]
     assert _run([*words, "--no-ask"]) == 0
-    assert "weights of the draft" not in capsys.readouterr().out
+    assert "CUDA graphs" not in capsys.readouterr().out
     monkeypatch.setenv("SKIPS", "1")
     assert _run(words) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "weights of the draft" in out and "no tensors" in out
+    assert "CUDA graphs" in out and "no tensors" in out
     if form == "text":
         assert out.startswith("may not fit: vLLM cannot judge all of it here")
     if form == "json":

@@ -20,7 +20,7 @@ settings.load_profile("unhurried")
 @pytest.fixture(scope="session")
 def ask_vllm() -> Iterator[Ask]:
     """Asks the installed vLLM's parser about command lines, each the words after `vllm serve`; one child for all."""
-    command = [sys.executable, "-P", "-m", "specserve.engine.oracle"]
+    command = [sys.executable, "-m", "tests.parser_child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         requests, replies = child.stdin, child.stdout
         assert requests and replies

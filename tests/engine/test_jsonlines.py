@@ -18,14 +18,6 @@ print("from a library")
 for message in lines.read():
     lines.send("echo", message=message, stdin=open(0, closefd=False).read())
 """
-ORACLE = """
-import sys
-from specserve.engine import oracle
-oracle.serve_parser = lambda: "parser"
-oracle._answer = lambda parser, request: {"parser": parser, "argv": request["argv"], "kinds": {"b", "a"}}
-sys.argv = ["oracle"]
-oracle.main()
-"""
 DRIVER = """
 import asyncio, sys
 from specserve.engine import benchmark_driver
@@ -65,14 +57,6 @@ def test_messages_in_any_pieces_are_read_and_what_libraries_print_is_no_answer()
     assert [message["message"] for message in found] == [{"index": 1}, {"index": 2}]
     assert {message["stdin"] for message in found} == {""}  # a forked engine must not read the requests
     assert err == "from a library\n"
-
-
-def test_the_oracle_answers_each_question_under_its_id() -> None:
-    found, _ = answers(ORACLE, b'{"id": 7, "argv": ["m"]}\n{"id": 8, "argv": []}\n')
-    assert found == [
-        {"id": 7, "parser": "parser", "argv": ["m"], "kinds": ["a", "b"]},
-        {"id": 8, "parser": "parser", "argv": [], "kinds": ["a", "b"]},
-    ]
 
 
 def test_a_pass_that_cannot_be_done_does_not_end_the_others() -> None:

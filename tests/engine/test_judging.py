@@ -6,7 +6,7 @@ import linecache
 
 import pytest
 
-from specserve.engine.judging import failure, is_same
+from specserve.engine.judging import failure
 from specserve.engine.pretend import StandInCalled, _Finder
 
 
@@ -60,26 +60,10 @@ def test_a_validation_error_says_which_field_is_wrong() -> None:
     assert answer["refused"] == "max_num_seqs must be above 0" and answer["loc"] == ["max_num_seqs"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "effective", "same"),
-    [
-        ("bfloat16", "torch.bfloat16", True),
-        (["demo"], "demo", True),
-        (4, 4.0, True),
-        ("flash_attn", "FLASH_ATTN", True),
-        (9, 0.9, False),
-        (5, 2.5, False),
-        ("b", "a.b", False),
-    ],
-)
-def test_values_are_the_same_if_they_mean_the_same(asked: object, effective: object, same: bool) -> None:
-    assert is_same(asked, effective) is same
-
-
 def library(body: str) -> Exception:
     """What a file of vLLM raises."""
     file = "/site-packages/vllm/config/parallel.py"
-    linecache.cache[file] = (len(body), None, body.replace("def other(): ", "").split("\n"), file)
+    linecache.cache[file] = (len(body), None, body.split("\n"), file)
     code = compile(body, file, "exec")
     with pytest.raises(ValueError, match=r"(?i)ray|8") as caught:
         exec(code, {})
@@ -93,11 +77,6 @@ def library(body: str) -> Exception:
         ("raise ValueError('Please install Ray with `pip install ray`.')", False),
         ("try:\n  import no_such_ray\nexcept ImportError:\n  raise ValueError('no ray')", False),
         ("try:\n  import no_such_ray\nexcept ImportError as e:\n  raise ValueError('no ray') from e", False),
-        (
-            "def other(): raise ValueError('8 is too many')\n"
-            "try:\n  import no_such_ray\nexcept ImportError:\n  other()",
-            True,
-        ),
         ("raise ValueError('8 heads cannot be divided')", True),
     ],
 )
@@ -105,17 +84,7 @@ def test_a_library_that_is_missing_here_is_no_refusal(body: str, is_refused: boo
     assert ("refused" in failure(library(body))) is is_refused
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vllm.vllm_flash_attn.cute",  # DeepSeek V4 in 0.33: a wheel has it, and it looks for a compiled library
-        "vllm.models.kimi_k3.nvidia.ops.latent_moe_tail",  # Kimi-K3 on B200: it allocates memory of NVLink
-    ],
-)
-def test_modules_that_only_a_gpu_can_import_are_stand_ins_although_they_are_there(name: str) -> None:
-    finder = _Finder()
-    spec = finder.find_spec(name)
+def test_a_module_that_only_a_gpu_can_import_is_a_stand_in_although_it_is_there() -> None:
+    """DeepSeek V4 in 0.33 imports it: a wheel has it, and it looks for a compiled library."""
+    spec = _Finder().find_spec("vllm.vllm_flash_attn.cute")
     assert spec is not None and spec.origin == "stand-in"
-    module = finder.create_module(spec)
-    if "kimi" in name:
-        assert module.KimiK3LatentMoETailOp.initialize(hidden_size=1).contract.max_num_tokens == 1

@@ -186,9 +186,7 @@ def plan(kv_gib: float, **figures: Any) -> dict[str, Any]:
 
 
 def built(*plans: dict[str, Any], kind: str = "FullAttentionSpec") -> dict[str, Any]:
-    layer = {"kind": kind, "draft": False, "page_bytes": 65536, "block_size": 16}
-    stage = {"target": {"parameters": 15 * GIB}, "draft": {"parameters": 2 * GIB}, "kv": [layer]}
-    return {"plans": list(plans), "stages": [stage]}
+    return {"plans": list(plans), "target": 15 * GIB, "draft": 2 * GIB, "kv": [kind]}
 
 
 def test_what_vllm_planned_stands_as_it_answers() -> None:

@@ -155,7 +155,7 @@ def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: 
     made = [prepare(name, LaunchOptions(vllm=known.minor, starts=False)) for name in names]
     lines = [json.dumps({"id": at, "argv": plan.argv[2:]}) for at, (_, plan) in enumerate(made)]
     child = subprocess.run(
-        [sys.executable, "-P", "-m", "specserve.engine.oracle"],
+        [sys.executable, "-m", "tests.parser_child"],
         input="".join(f"{line}\n" for line in lines),
         capture_output=True,
         text=True,
