@@ -1,13 +1,15 @@
-"""SGLang's options and what says the same in a profile: `convert` reads by this table, a launch is written by it.
+"""SGLang's options and what says the same in a profile: `convert` reads by them, `render` writes.
 
-`arguments.json` holds the options of one version as `scripts/update_sglang.py` reads them from its wheel;
-`mapping.json` what they mean, which a person decides. Facts about speculation, with their sources in SGLang 0.5.23:
-- Along a chain (`eagle_topk` 1) a step drafts one token, and verification counts the last verified token too:
-  `draft_tokens = steps + 1` (srt/arg_groups/speculative_hook.py, `_handle_eagle_family`). vLLM's K is the steps.
-- The drafts of NGRAM begin with the last token (kernels/jit/csrc/ngram_corpus/result.cpp, `fillResult`), and so does a
-  DFLASH block (srt/speculative/dflash_worker_v2.py, "pos 0 = anchor"): both are K + 1 long. DSPARK's block is K long.
-- NEXTN is EAGLE (`_resolve_speculative_algorithm_alias`), here with the layers of the target itself.
-- A draft is split like its target: there is no size of its own (srt/arg_groups/fields/spec.py).
+`arguments.json` holds the options of one version as `scripts/update_sglang.py` reads them from its
+wheel; `mapping.json` what they mean, which a person decides. Facts about speculation, with their
+sources in SGLang 0.5.23:
+- Along a chain (`eagle_topk` 1) a step drafts one token, and verification counts the last verified
+  token too: `draft_tokens = steps + 1` (srt/arg_groups/speculative_hook.py,
+  `_handle_eagle_family`). vLLM's K is the steps.
+- The drafts of NGRAM begin with the last token (kernels/jit/csrc/ngram_corpus/result.cpp,
+  `fillResult`), and so does a DFLASH block (srt/speculative/dflash_worker_v2.py, "pos 0 = anchor"):
+  both are K + 1 long. DSPARK's block is K long.
+- NEXTN is EAGLE (`_resolve_speculative_algorithm_alias`), with the layers of the target itself.
 """
 
 from __future__ import annotations
@@ -36,10 +38,6 @@ class Counterpart(Replacement):
     """How the number means something else to SGLang."""
 
 
-class NoCounterpart(ValueError):
-    """SGLang has nothing that says the same; the text says why, as far as it is known."""
-
-
 def _argument(name: str, data: Mapping[str, Any]) -> Argument:
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
@@ -58,11 +56,13 @@ ARGUMENTS: Mapping[str, Argument] = {
     name: _argument(name, data) for name, data in _TABLE["arguments"].items()
 }
 OPTIONS: Mapping[str, Counterpart] = {name: Counterpart(**data) for name, data in _MAPPING["options"].items()}
-"""SGLang's options that a profile says by another name, with other values, or not at all; earlier versions' too."""
+"""Options, of earlier versions too, that a profile says by another name or value, or not at all."""
 SAME: frozenset[str] = frozenset(_MAPPING["same"])
 """Options with the same name and meaning in both engines."""
 DEFAULTS: Mapping[str, Any] = _MAPPING["defaults"]
 """By dotted place, the value that SGLang acts by if no option is given."""
+LEFT_OUT: Mapping[str, str] = _MAPPING["left_out"]
+"""By dotted place, why SGLang has no counterpart, where only speed or memory depends on it."""
 REFUSED: Mapping[str, str] = _MAPPING["refused"]
 """By dotted place, why SGLang has no counterpart."""
 GRAPHS = ("disable_decode_cuda_graph", "disable_prefill_cuda_graph")
@@ -73,144 +73,141 @@ ALGORITHMS: Mapping[str, str] = {
     if algorithm != "mtp"
 }
 """SGLang's algorithm by vLLM's method."""
-_HEADS = {name for name, method in METHODS.items() if method.draft == "head" and not method.in_one_pass}
-CHAINS = ("draft_model", *_HEADS)
-"""Methods that draft one token a step, by SGLang's EAGLE workers; it may sample the drafts of heads too.
-
-(srt/arg_groups/speculative_hook.py, `_handle_eagle_family`)
-"""
-
-
-def draft_options(method: str, k: int) -> dict[str, Any]:
-    """The options that make SGLang draft K tokens a step by this method, along a chain as vLLM does."""
-    if method in CHAINS:
-        return {
-            "speculative_num_steps": k,
-            "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": k + 1,
-        }
-    if method == "ngram":
-        return {"speculative_num_draft_tokens": k + 1, "speculative_ngram_max_bfs_breadth": 1}
-    if method == "dspark":
-        return {"speculative_dspark_block_size": k}
-    return {"speculative_num_draft_tokens": k + 1}
-
-
-def option_for(place: str, value: Any) -> tuple[str, Any] | None:
-    """SGLang's option for a value at a dotted place of a profile, and its value; None if SGLang acts so anyway.
-
-    Raises NoCounterpart.
-    """
-    if place in DEFAULTS and DEFAULTS[place] == value:
-        return None
-    if place in REFUSED:
-        raise NoCounterpart(REFUSED[place])
-    name = next((name for name, item in OPTIONS.items() if item.now == place and name in ARGUMENTS), None)
-    plain = place.partition(".")[2]
-    if name is None and plain not in SAME:
-        raise NoCounterpart("SGLang has no such option")
-    argument = ARGUMENTS[name or plain]
-    value = _written_value(OPTIONS.get(argument.name), argument, python_value(argument, value))
-    if argument.form == "flag" and value is False and not argument.negatable:
-        return None
-    return argument.name, value
-
-
-def _written_value(item: Counterpart | None, argument: Argument, value: Any) -> Any:
-    """SGLang's value for the profile's. Raises NoCounterpart for one that SGLang does not take."""
-    if item and isinstance(value, str) and value in item.written:
-        value = item.written[value]
-    elif item and item.values and value not in argument.choices:
-        ours = [
-            theirs for theirs, known in item.values.items() if known == value and type(known) is type(value)
-        ]
-        known = [theirs for theirs in ours if not argument.choices or theirs in argument.choices]
-        if known:
-            value = argument.form == "flag" or known[0]
-    wrong = argument.choices and value not in argument.choices
-    if argument.kind in ("int", "float"):
-        wrong = isinstance(value, (bool, str)) or value < 0
-    if wrong or (argument.form == "flag" and not isinstance(value, bool)):
-        raise NoCounterpart(f"SGLang's `{argument.flag}` cannot be `{value}`")
-    return value
-
-
+_HEADS = {name for name, item in METHODS.items() if item.draft == "head" and not item.in_one_pass}
+"""Methods whose drafts SGLang can sample (srt/arg_groups/speculative_hook.py)."""
 _RUNNING = 48
 """Requests that SGLang runs at most when it speculates and nobody says how many.
 
 Source: srt/arg_groups/speculative_hook.py 0.5.23, "Max running requests is reset to 48".
 """
-_MEANT_OTHERWISE = ("method", "num_speculative_tokens", "draft_tensor_parallel_size")
+
+
+def draft_options(method: str, k: int) -> dict[str, Any]:
+    """The options that make SGLang draft K tokens a step, along a chain as vLLM does."""
+    if method == "dspark":
+        return {"speculative_dspark_block_size": k}
+    found: dict[str, Any] = {"speculative_num_draft_tokens": k + 1}
+    if method == "ngram":
+        found |= {"speculative_ngram_max_bfs_breadth": 1}
+    elif method != "dflash":
+        found = {"speculative_num_steps": k, "speculative_eagle_topk": 1, **found}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class SglangLaunch:
-    """One launch of SGLang. `argv` starts with the program; `env` is what is set on top of the inherited one."""
+    """One launch of SGLang; `env` is what is set on top of the inherited environment."""
 
     name: str
     fingerprint: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     notes: tuple[str, ...]
-    """What the same setting means to SGLang, and what needs no option there."""
+    """What a setting means to SGLang, what needs no option there, and what is left out."""
 
 
 @dataclass(slots=True)
 class _Options:
-    """The options of one launch as they are found, with the settings that have no counterpart."""
+    """The options of one launch as they are found, and by place the settings that have none."""
 
     profile: Profile
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
-    def put(self, place: str, value: Any) -> None:
-        """Sets the option for a value of the profile, notes that none is needed, or refuses it."""
+    def put(self, place: str, value: Any, *, left_out: str | None = None) -> None:
+        """Set the option for a value of the profile, note that there is none, or refuse it."""
+        key, left_out = place.partition(".")[2], left_out or LEFT_OUT.get(place)
         if value is None:
             return
-        try:
-            found = option_for(place, value)
-        except NoCounterpart as error:
-            self.refused.append((place, str(error)))
-            return
-        key = place.partition(".")[2]
-        if found is None:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            self.notes.append(f"`{key}: {shown}` needs no option: SGLang does this by default")
-            return
-        name, written = found
-        names: tuple[str, ...] = (name,)
-        if name == "disable_cuda_graph":
-            names = GRAPHS
-            flags = " and ".join(ARGUMENTS[one].flag or "" for one in GRAPHS)
-            self.notes.append(f"`{key}` is {flags}, formerly {ARGUMENTS[name].flag}")
-        self.values |= dict.fromkeys(names, written)
-        if name in OPTIONS and OPTIONS[name].caution:
-            self.notes.append(f"{ARGUMENTS[name].flag}: {OPTIONS[name].caution}")
+        own = key if key in SAME else None
+        named = (name for name, item in OPTIONS.items() if item.now == place and name in ARGUMENTS)
+        name = next(named, own)
+        shown = f"`{key}: {json.dumps(value)}`" if isinstance(value, bool) else f"`{key}: {value}`"
+        if left_out:
+            self.notes.append(f"`{key}` is left out: {left_out}")
+        elif place in DEFAULTS and DEFAULTS[place] == value:
+            self.notes.append(f"{shown} needs no option: SGLang does this by default")
+        elif place in REFUSED or name is None:
+            self.refused[place] = REFUSED.get(place, "SGLang has no such option")
+        else:
+            self._put(place, OPTIONS.get(name, Counterpart()), ARGUMENTS[name], value)
+
+    def _put(self, place: str, item: Counterpart, argument: Argument, value: Any) -> None:
+        ours, is_flag = python_value(argument, value), argument.form == "flag"
+        theirs = item.written.get(ours) if isinstance(ours, str) else None
+        if theirs is None and ours not in argument.choices:
+            for name, known in (item.values or {}).items():
+                is_same = known == ours and type(known) is type(ours)
+                if is_same and (name in argument.choices or not argument.choices):
+                    theirs = is_flag or name
+                    break
+        theirs = ours if theirs is None else theirs
+        is_wrong = bool(argument.choices) and theirs not in argument.choices
+        if argument.kind in ("int", "float"):
+            is_wrong = isinstance(theirs, bool | str) or theirs < 0
+        if is_wrong or (is_flag and not isinstance(theirs, bool)):
+            self.refused[place] = f"SGLang's `{argument.flag}` cannot be `{theirs}`"
+        elif theirs is not False or not is_flag or argument.negatable:
+            if argument.name == "disable_cuda_graph":
+                flags = " and ".join(ARGUMENTS[one].flag or "" for one in GRAPHS)
+                self.notes.append(f"`enforce_eager` is {flags}, formerly {argument.flag}")
+                self.values |= dict.fromkeys(GRAPHS, theirs)
+            else:
+                self.values[argument.name] = theirs
+            if item.caution:
+                self.notes.append(f"{argument.flag}: {item.caution}")
 
 
 def launch_sglang(profile: Profile) -> SglangLaunch:
-    """Return the launch by SGLang of VERSION. Raises UsageError that names all settings without a counterpart."""
-    options = _Options(profile)
+    """The launch by SGLang of VERSION. Raises UsageError with all that has no counterpart."""
+    options, server, hardware = _Options(profile), profile.server, profile.hardware
     for name, key in keys_of(Target).items():
         value = getattr(profile.target, name)
         if value != key.default:
             options.put(f"target.{name}", value)
     if profile.speculation:
         _speculate(options, profile.speculation)
-    for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
+    engine, frontend, tensor = dict(profile.engine), dict(profile.frontend), profile.target
+    if engine.get("enable_expert_parallel") is True:
+        del engine["enable_expert_parallel"]
+        options.values["ep_size"] = tensor.tensor_parallel_size
+        if engine.get("data_parallel_size") not in (None, 1):
+            why = "SGLang spreads experts over the ranks of one replica only"
+            options.refused["engine.enable_expert_parallel"] = why
+    if frontend.get("enable_auto_tool_choice") is True and frontend.get("tool_call_parser"):
+        del frontend["enable_auto_tool_choice"]
+        options.notes.append("`enable_auto_tool_choice` needs no option beside --tool-call-parser")
+    for section, values in (("engine", engine), ("frontend", frontend)):
         for name, value in values.items():
-            if not _is_said_otherwise(options, f"{section}.{name}", value):
-                options.put(f"{section}.{name}", value)
-    _serve(options)
-    if options.refused:
-        raise _refusal(options)
+            options.put(f"{section}.{name}", value)
+    options.put("server.served_model_name", server.served_model_name)
+    options.values |= {"host": server.host, "port": server.port, "enable_metrics": True}
+    options.notes.append("--enable-metrics: without it SGLang has no /metrics, which vLLM has")
+    asked = {
+        "server.port": server.port == 0,
+        "server.api_key_env": bool(server.api_key_env),
+        "hardware.nodes": bool(hardware and hardware.nodes > 1),
+        "hardware.accelerator": bool(hardware and hardware.accelerator == "cpu"),
+    }
+    options.refused |= {place: REFUSED[place] for place, is_asked in asked.items() if is_asked}
+    for name in profile.env:
+        if name.startswith("VLLM_"):
+            options.refused[f"env.{name}"] = "only vLLM reads this variable"
+    if count := len(options.refused):
+        what = f"{count} setting{'s' if count > 1 else ''} of the profile"
+        text = f"SGLang {VERSION} has no counterpart for {what}"
+        each = [f"{profile.span(at)}: `{at}`: {why}" for at, why in options.refused.items()]
+        free = next((at for at in options.refused if at.startswith(("engine", "frontend"))), None)
+        hint = f"`--set {free}=null` leaves that setting to SGLang" if free else None
+        raise UsageError(text, hint=hint, causes=tuple(each))
     words = [word for name, value in options.values.items() for word in tokens(ARGUMENTS[name], value)]
+    devices = hardware.devices if hardware else None
     return SglangLaunch(
         name=profile.name,
         fingerprint=fingerprint(profile),
         argv=("sglang", "serve", *words),
-        env=_environment(profile),
+        env={**profile.env} | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
         notes=tuple(options.notes),
     )
 
@@ -219,111 +216,32 @@ def _speculate(options: _Options, block: Speculation) -> None:
     """The options that draft as the block says."""
     method, k, keys = block.method, block.num_speculative_tokens, block.keys
     if method not in ALGORITHMS:
-        options.refused.append(("speculation.method", f"SGLang has no method like `{method}`"))
+        options.refused["speculation.method"] = f"SGLang has no method like `{method}`"
         return
     options.values["speculative_algorithm"] = ALGORITHMS[method]
     options.put("speculation.model", block.model)
     if k is None:
-        text = "SGLang picks the number of draft tokens by the model: write `num_speculative_tokens`"
-        options.refused.append(("speculation", text))
+        text = "SGLang picks the number of draft tokens: write `num_speculative_tokens`"
+        options.refused["speculation"] = text
     else:
         found = draft_options(method, k)
         options.values |= found
         said = " ".join(f"{ARGUMENTS[name].flag} {value}" for name, value in found.items())
-        if method in (*CHAINS, "ngram", "dflash"):
+        if method != "dspark":
             said += "; its draft tokens count the last verified token too"
         options.notes.append(f"K = {k} is {said}")
-    tensor = options.profile.target.tensor_parallel_size
-    size = keys.get("draft_tensor_parallel_size")
-    if size == tensor:
-        options.notes.append(
-            f"`draft_tensor_parallel_size: {size}` needs no option: SGLang splits a draft like its target"
-        )
-    elif size is not None:
-        text = f"SGLang splits a draft like its target, here by {tensor}"
-        options.refused.append(("speculation.draft_tensor_parallel_size", text))
+    is_sampled = method in _HEADS and keys.get("draft_sample_method") == "probabilistic"
+    left_out: dict[str, str] = {}
+    if method not in _HEADS:
+        text = f"SGLang decides itself how it drafts with {ALGORITHMS[method]}"
+        left_out["draft_sample_method"] = f"{text}, which changes how many drafts are accepted"
+    if keys.get("rejection_sample_method") == "block":
+        can_block = is_sampled or (METHODS[method].draft == "head" and method not in _HEADS)
+        text = "SGLang verifies blocks of drafts that a head samples, which changes only the speed"
+        left_out |= {} if can_block else {"rejection_sample_method": text}
     for key, value in keys.items():
-        if key in _MEANT_OTHERWISE or key == "model" or value is None:
-            continue
-        if why := _unsampled(method, key, keys):
-            options.refused.append((f"speculation.{key}", why))
-        else:
-            options.put(f"speculation.{key}", value)
+        if key not in ("method", "model", "num_speculative_tokens"):
+            options.put(f"speculation.{key}", value, left_out=left_out.get(key))
     if options.profile.engine.get("max_num_seqs") is None:
-        options.notes.append(
-            f"without `max_num_seqs` SGLang runs {_RUNNING} requests at most when it speculates"
-        )
-
-
-def _unsampled(method: str, key: str, keys: Mapping[str, Any]) -> str | None:
-    """Why SGLang cannot draft or verify as this key says; None if it can."""
-    sampled = keys.get("draft_sample_method")
-    if key == "draft_sample_method":
-        if METHODS[method].in_one_pass:
-            return f"SGLang decides itself how a {ALGORITHMS[method]} draft is sampled"
-        if sampled == "probabilistic" and method not in _HEADS:
-            return f"SGLang drafts greedily with {ALGORITHMS[method]}"
-    if key == "rejection_sample_method" and keys[key] == "block":
-        if METHODS[method].draft != "head":
-            return f"SGLang has no block verification with {ALGORITHMS[method]}"
-        if method in _HEADS and sampled != "probabilistic":
-            return "SGLang verifies blocks of sampled drafts only: write `draft_sample_method: probabilistic` too"
-    return None
-
-
-def _is_said_otherwise(options: _Options, place: str, value: Any) -> bool:
-    """Whether another option, or its value, already says this; sets it."""
-    profile = options.profile
-    if (
-        place == "frontend.enable_auto_tool_choice"
-        and value is True
-        and profile.frontend.get("tool_call_parser")
-    ):
-        options.notes.append("`enable_auto_tool_choice` needs no option beside --tool-call-parser")
-        return True
-    if place != "engine.enable_expert_parallel" or value is not True:
-        return False
-    if profile.engine.get("data_parallel_size") in (None, 1):
-        options.values["ep_size"] = profile.target.tensor_parallel_size
-    else:
-        options.refused.append((place, "SGLang spreads experts over the ranks of one replica only"))
-    return True
-
-
-def _serve(options: _Options) -> None:
-    """Where it listens, under which name; and what no launch of SGLang here has."""
-    profile, server, hardware = options.profile, options.profile.server, options.profile.hardware
-    options.put("server.served_model_name", server.served_model_name)
-    options.values |= {"host": server.host, "port": server.port, "enable_metrics": True}
-    options.notes.append("--enable-metrics: without it SGLang has no /metrics, which vLLM always has")
-    asked = {
-        "server.port": server.port == 0,
-        "server.api_key_env": bool(server.api_key_env),
-        "hardware.nodes": bool(hardware and hardware.nodes > 1),
-        "hardware.accelerator": bool(hardware and hardware.accelerator == "cpu"),
-    }
-    options.refused += [(place, REFUSED[place]) for place, is_asked in asked.items() if is_asked]
-    for name in profile.env:
-        if name.startswith("VLLM_"):
-            options.refused.append((f"env.{name}", "only vLLM reads this variable"))
-
-
-def _environment(profile: Profile) -> dict[str, str]:
-    devices = profile.hardware.devices if profile.hardware else None
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
-    return {**profile.env, **chosen}
-
-
-def _refusal(options: _Options) -> UsageError:
-    """One error for all settings without a counterpart, each with its place in the profile."""
-    places = [place for place, _ in options.refused]
-    lines = [f"{options.profile.span(place)}: `{place}`: {why}" for place, why in options.refused]
-    what = "1 setting of the profile" if len(places) == 1 else f"{len(places)} settings of the profile"
-    single = [place for place in places if place.count(".") == 1]
-    optional = [place for place in places if place.startswith(("engine.", "frontend."))]
-    removable = next(iter([*optional, *single]), "speculation.method")
-    hint = f"`--set {removable}=null` leaves that setting to SGLang"
-    hint_or_none = None if removable == "speculation.method" else hint
-    return UsageError(
-        f"SGLang {VERSION} has no counterpart for {what}", hint=hint_or_none, causes=tuple(lines)
-    )
+        text = f"without `max_num_seqs` SGLang runs {_RUNNING} requests at most when it speculates"
+        options.notes.append(text)

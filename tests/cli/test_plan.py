@@ -145,8 +145,8 @@ def test_the_command_for_sglang_as_json(write: Write, capsys: pytest.CaptureFixt
 
 
 def test_what_sglang_cannot_be_told_has_its_place(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(SGLANG.replace("max_num_seqs: 8", "attention_backend: FLASH_ATTN"))
+    file = write(SGLANG.replace("max_num_seqs: 8", "runner: generate"))
     assert _run(["plan", str(file), "--engine", "sglang"]) == 2
     err = capsys.readouterr().err
-    assert "no counterpart for 1 setting" in err and re.search(r":4:\d+: `engine.attention_backend`: ", err)
-    assert "--set engine.attention_backend=null" in err
+    assert "no counterpart for 1 setting" in err and re.search(r":4:\d+: `engine.runner`: ", err)
+    assert "--set engine.runner=null" in err

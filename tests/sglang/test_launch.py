@@ -20,33 +20,19 @@ from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.validate import read_profile
-from specserve.sglang.options import ARGUMENTS, OPTIONS, SAME, launch_sglang
+from specserve.sglang.options import ARGUMENTS, LEFT_OUT, OPTIONS, SAME, launch_sglang
 from tests.sglang.publiclaunches import Refused, compare, launches, table_parser
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PARSER = table_parser()
-SERVED = (
-    "deepseek-r1-mtp", "gemma4-31b-mtp", "glm47-mtp", "gpt-oss-120b-eagle3", "gpt-oss-20b-eagle3",
-    "llama33-70b-eagle3", "llama8b-eagle", "llama8b-eagle3", "qwen3-235b-eagle3", "qwen3-next-80b-mtp",
-    "qwen38-27b-mtp",
-)  # fmt: skip
-"""The shipped profiles that have a counterpart as they are."""
-HELPED = {
-    "demo": (
-        "speculation.draft_sample_method=null",
-        "engine.kv_cache_memory_bytes=null",
-        "hardware.accelerator=null",
-    ),
-    "llama70b-8b": ("speculation.draft_sample_method=greedy",),
-    "llama8b-eagle3-schedule": ("speculation.num_speculative_tokens_per_batch_size=null",),
-    "qwen25-coder-32b-ngram": ("speculation.prompt_lookup_min=null", "speculation.prompt_lookup_max=null"),
-    "qwen25-coder-7b-draft": ("speculation.use_heterogeneous_vocab=null",),
-    "qwen3-32b-draft": ("speculation.draft_sample_method=null",),
-    "qwen3-8b-draft": ("speculation.draft_sample_method=null",),
-    "qwen3-8b-dflash": ("engine.attention_backend=null",),
-    "qwen3-8b-smollm2": ("speculation.use_heterogeneous_vocab=null",),
+REFUSED = {
+    "demo": "hardware.accelerator",
+    "qwen25-coder-7b-draft": "speculation.use_heterogeneous_vocab",
+    "qwen3-8b-smollm2": "speculation.use_heterogeneous_vocab",
+    "qwen3-coder-30b-suffix": "speculation.method",
 }
-"""The others, with what has to go."""
+"""The shipped profiles that SGLang has no method or machine for, with the place that says so."""
+SERVED = sorted({file.stem for file in CONFIGS.glob("[!_]*.yaml")} - {*REFUSED})
 
 
 def parsed(profile: Profile) -> argparse.Namespace:
@@ -67,42 +53,66 @@ def back(profile: Profile) -> Profile:
 def meaning(profile: Profile) -> dict[str, Any]:
     """What a profile says of the server, without what SGLang does anyway and what concerns the machine."""
     block = dict(profile.speculation.keys) if profile.speculation else {}
-    if block.get("draft_tensor_parallel_size") == profile.target.tensor_parallel_size:
-        del block["draft_tensor_parallel_size"]
-    if block.get("draft_sample_method") == "greedy":
-        del block["draft_sample_method"]
+    is_left_out = {place.partition(".")[2] for place in LEFT_OUT if place.startswith("speculation.")}
+    if block.get("draft_sample_method") == "greedy" or block.get("method") == "draft_model":
+        is_left_out.add("draft_sample_method")
     server = profile.server
     return {
         "target": profile.target,
-        "speculation": {key: value for key, value in block.items() if value is not None},
-        "engine": {key: value for key, value in profile.engine.items() if value is not None},
+        "speculation": {
+            key: value for key, value in block.items() if value is not None and key not in is_left_out
+        },
+        "engine": {
+            key: value
+            for key, value in profile.engine.items()
+            if value is not None and f"engine.{key}" not in LEFT_OUT
+        },
         "frontend": {key: value for key, value in profile.frontend.items() if value is not None},
         "server": (server.host, server.port, server.served_model_name),
         "env": dict(profile.env),
     }
 
 
-def test_the_shipped_profiles_are_all_named_here() -> None:
-    shipped = {file.stem for file in CONFIGS.glob("*.yaml") if not file.stem.startswith("_")}
-    assert shipped == {*SERVED, *HELPED, "qwen3-coder-30b-suffix"}
-
-
-@pytest.mark.parametrize(("name", "settings"), [*((name, ()) for name in SERVED), *HELPED.items()])
-def test_a_shipped_profile_comes_back_from_its_command(name: str, settings: tuple[str, ...]) -> None:
-    profile = load_profile(str(CONFIGS / f"{name}.yaml"), settings=settings)
+@pytest.mark.parametrize("name", SERVED)
+def test_a_shipped_profile_renders_and_comes_back_from_its_command(name: str) -> None:
+    profile = load_profile(str(CONFIGS / f"{name}.yaml"))
     assert meaning(back(profile)) == meaning(profile)
     assert parsed(profile).model_path == profile.target.model
 
 
-@pytest.mark.parametrize("name", [*HELPED, "qwen3-coder-30b-suffix"])
-def test_what_sglang_cannot_be_told_is_an_error_with_every_place(name: str) -> None:
+@pytest.mark.parametrize(("name", "place"), REFUSED.items())
+def test_a_shipped_profile_that_sglang_cannot_serve_is_an_error_with_its_place(name: str, place: str) -> None:
     profile = load_profile(str(CONFIGS / f"{name}.yaml"))
     with pytest.raises(UsageError) as caught:
         launch_sglang(profile)
-    for setting in HELPED.get(name, ("speculation.method=",)):
-        place = setting.partition("=")[0]
-        assert any(f"{profile.span(place)}: `{place}`: " in cause for cause in caught.value.causes)
-    assert len(caught.value.causes) == len(HELPED.get(name, ("method",)))
+    (cause,) = caught.value.causes
+    assert cause.startswith(f"{profile.span(place)}: `{place}`: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("speculation: {method: draft_model, model: d, num_speculative_tokens: 3, draft_sample_method: probabilistic}",
+         "draft_sample_method"),
+        ("speculation: {method: dflash, model: a/d, num_speculative_tokens: 3, draft_sample_method: greedy}",
+         "draft_sample_method"),
+        ("speculation: {method: draft_model, model: a/d, num_speculative_tokens: 3, draft_tensor_parallel_size: 2}",
+         "draft_tensor_parallel_size"),
+        ("speculation: {method: eagle3, model: a/h, num_speculative_tokens: 3, rejection_sample_method: block}",
+         "rejection_sample_method"),
+        ("speculation: {method: ngram, num_speculative_tokens: 3, rejection_sample_method: block}",
+         "rejection_sample_method"),
+        ("speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}", "prompt_lookup_max"),
+        ("engine: {attention_backend: FLASH_ATTN}", "attention_backend"),
+        ("engine: {kv_cache_memory_bytes: 4G}", "kv_cache_memory_bytes"),
+    ],
+)  # fmt: skip
+def test_what_changes_speed_or_memory_alone_is_left_out_with_a_note(
+    profile: Callable[[str], Profile], text: str, key: str
+) -> None:
+    made = profile(text)
+    (note,) = (note for note in launch_sglang(made).notes if note.startswith(f"`{key}` "))
+    assert note.startswith(f"`{key}` is left out: ")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +150,6 @@ def test_each_method_has_its_algorithm_and_k(
     ("text", "place", "why"),
     [
         ("speculation: {method: eagle3, model: a/h}", "speculation", "picks the number"),
-        ("speculation: {method: draft_model, model: a/d, num_speculative_tokens: 3, draft_tensor_parallel_size: 2}",
-         "speculation.draft_tensor_parallel_size", "here by 1"),
-        ("speculation: {method: eagle3, model: a/h, num_speculative_tokens: 3, rejection_sample_method: block}",
-         "speculation.rejection_sample_method", "sampled drafts only"),
-        ("speculation: {method: ngram, num_speculative_tokens: 3, rejection_sample_method: block}",
-         "speculation.rejection_sample_method", "no block verification with NGRAM"),
         ("speculation: {method: eagle, model: a/h, num_speculative_tokens: 3, rejection_sample_method: fly}",
          "speculation.rejection_sample_method", "cannot be `fly`"),
         ("engine: {quantization: torchao}", "target.quantization", ""),
@@ -196,17 +200,10 @@ def test_graphs_experts_and_parsers_come_back(profile: Callable[[str], Profile])
 
 
 def test_what_needs_no_option_is_noted(profile: Callable[[str], Profile]) -> None:
-    made = profile(
-        "speculation: {method: eagle3, model: a/h, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}\n"
-        "engine: {enable_prefix_caching: true, enforce_eager: false}"
-    )
+    block = "{method: eagle3, model: a/h, num_speculative_tokens: 3}"
+    made = profile(f"speculation: {block}\nengine: {{enable_prefix_caching: true, enforce_eager: false}}")
     notes = " ".join(launch_sglang(made).notes)
-    for key in (
-        "draft_tensor_parallel_size: 1",
-        "enable_prefix_caching: true",
-        "enforce_eager: false",
-        "max_num_seqs",
-    ):
+    for key in ("enable_prefix_caching: true", "enforce_eager: false", "max_num_seqs"):
         assert f"`{key}`" in notes
 
 
