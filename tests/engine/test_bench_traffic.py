@@ -20,12 +20,12 @@ from typing import Any
 import psutil
 import pytest
 
+from specserve.measure.bench.blocks import Request
 from specserve.measure.bench.generator import LoadGenerator
 from specserve.measure.bench.result import Result, from_json
 from specserve.measure.verdict import PAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hostile_server import hostile
 from openai_server import SUMMARY, Script, serving
 
 pytestmark = pytest.mark.engine
@@ -134,34 +134,18 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
     assert result.is_complete
 
 
-def test_the_load_generator_reads_no_answer_without_end_and_follows_no_redirect(tmp_path: Path) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_no_answer(tmp_path: Path) -> None:
     request = {"id": "p1", "prompt": "hi", "max_tokens": 5, "extra_body": {}}
     traffic = {
         "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
         "extra_body": {}, "api_key_env": None, "ssl_verify": True,
     }  # fmt: skip
-    paths: list[str] = []
-    with (
-        closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver,
-        hostile("", paths=paths) as other,
-    ):
-
-        def error(url: str) -> str:
-            (answer,) = driver.send(url, traffic).requests
-            assert not answer.ok
-            return answer.error or ""
-
-        for attack in ("event", "endless"):
-            with hostile(attack) as url:
-                assert "more than 1 MiB" in error(url)
-        for attack in ("stream", "comments"):
-            with hostile(attack) as url:
-                assert "larger than 64 MiB" in error(url)
-        with hostile("", elsewhere=other) as url:
-            assert "Temporary Redirect" in error(url)
-        with hostile("headers") as url:
-            assert error(url)
-        with serving(Script()) as url:
-            (answer,) = driver.send(url, traffic).requests
-        assert answer.ok
-    assert paths == []
+    steps = {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]}
+    with closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver:
+        found: list[Request] = []
+        for script in (Script(breaks="error"), Script(summary=steps)):
+            with serving(script) as url:
+                found += driver.send(url, traffic).requests
+    broken, whole = found
+    assert (broken.ok, whole.ok) == (False, True) and "InternalServerError" in (broken.error or "")
+    assert (broken.steps, whole.steps) == ((), ((1, 4), (2, 4)))
