@@ -5,8 +5,9 @@ Source: FlexibleArgumentParser, vllm/utils/argparse_utils.py, 0.32.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from specserve.convert.words import (
     finding,
     json_node,
     parts_if,
+    plain,
     readable,
     repaired_json,
 )
@@ -47,30 +49,6 @@ _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("fal
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a command line with its values. `argument` is None if no vLLM has it."""
-
-    flag: str
-    """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
-    word: Word
-    argument: Argument | None = None
-    negative: bool = False
-    """`--no-x`."""
-    keys: tuple[str, ...] = ()
-    """`a`, `b` of `--x.a.b`."""
-    values: tuple[Word, ...] = ()
-    inline: bool = False
-    """The value stands behind a `=`."""
-    appended: bool = False
-    """`--x.a+`: the value is one more item of a list."""
-
-    @property
-    def name(self) -> str:
-        """vLLM's name of the argument; for an unknown one, what it would be."""
-        return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """One argument with its value, as it was written: on a command line, in a file of arguments, in Python."""
 
@@ -89,39 +67,113 @@ class Setting:
         return self.node.key or self.node.span
 
 
-Loose = tuple[Word, Option | None]
-"""A word that belongs to no option, and the option before it."""
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """The word that opens an option: its argument, None if no vLLM has it, and what the word itself says of a value."""
+
+    flag: str
+    """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
+    word: Word
+    argument: Argument | None = None
+    negative: bool = False
+    """`--no-x`."""
+    keys: tuple[str, ...] = ()
+    """`a`, `b` of `--x.a.b`; the last one ends in `+` if the value is one more item of a list."""
+    value: Word | None = None
+    """What stands behind a `=`."""
+
+    @property
+    def name(self) -> str:
+        """vLLM's name of the argument; for an unknown one, what it would be."""
+        return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
+
+    def as_switch(self, *, value: bool) -> str:
+        """How a switch says this value today."""
+        return f"--{'' if value else 'no-'}{self.name.replace('_', '-')}"
 
 
-def parse_options(
-    words: Sequence[Word], known: Known, *, positional: bool = True
-) -> tuple[list[Option], list[Loose]]:
-    """The options among the words that follow `vllm serve` or `api_server`, and the words that belong to none.
+def command_settings(
+    words: Sequence[Word], known: Known, *, folder: Path, found: list[Finding], unresolved: list[Finding],
+    positional: bool = True,
+) -> dict[str, Setting]:  # fmt: skip
+    """Every argument of a command line over those of its `--config` file, which begins at `folder`.
 
-    `positional`: False for a program without positional arguments, where each word belongs to the option before it.
+    `found` gets what vLLM's parser refuses or overrides, `unresolved` what the text does not say; `positional`:
+    False for a program without a model among its words, where each word belongs to the option before it.
     """
-    found: list[Option] = []
-    loose: list[Loose] = []
+    settings, dotted, loose = _options(words, known, found, unresolved, positional=positional)
+    found += [said_twice(settings[name].place, later) for name, later in dotted.items() if name in settings]
+    settings |= dotted  # vLLM appends them, so that they win
+    models = [word for word, before in loose if positional and not (before and "model" in settings)]
+    certain = [word for word in models if not UNKNOWN.search(word.text)]
+    models = certain or (
+        [] if "model" in settings else [word for word in models if not adds_options(word.text)]
+    )
+    for word, before in loose:
+        is_switch = before is not None and before.argument is not None and before.argument.form == "flag"
+        answer = _ANSWERS.get(word.text.lower()) if is_switch else None
+        if before is not None and answer is not None:
+            value = answer is not before.negative
+            node = replace(settings[before.name].node, value=value)
+            settings[before.name] = replace(settings[before.name], node=node)
+            name = before.as_switch(value=value)
+            text = f"`{before.flag} {word.text}` is `{name}` today: a switch takes no value"
+            found.append(finding("SD102", text, word.span, help=f"write `{name}`"))
+        elif word in models[:1]:
+            settings["model"] = Setting("model", word.node(), word.text)
+        elif UNKNOWN.search(word.text):
+            unresolved.append(left_open(word))
+        else:
+            help = f"`{before.flag}` is a switch and takes no value" if is_switch and before else None
+            found.append(finding("SD102", f"{quoted(word.text)} {LEFT_OVER}", word.span, help=help))
+    config = settings.pop("config", None)
+    if config is None or not isinstance(config.node.value, str):
+        return settings
+    if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
+        text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
+        found.append(finding("SD005", text, config.node.span, help="write it as two words"))
+        return settings
+    more = _words_of_file(config, config.node.value, folder, unresolved)
+    of_file = command_settings(more, known, folder=folder, found=found, unresolved=unresolved)
+    return {**of_file, **settings}
+
+
+def _options(
+    words: Sequence[Word], known: Known, found: list[Finding], unresolved: list[Finding], *, positional: bool
+) -> tuple[dict[str, Setting], dict[str, Setting], list[tuple[Word, _Option | None]]]:
+    """The options of a command line, those with dots apart, and the words of none, each with the option before it."""
+    settings: dict[str, Setting] = {}
+    dotted: dict[str, Setting] = {}
+    loose: list[tuple[Word, _Option | None]] = []
+    before: _Option | None = None
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
-        if adds_options(word.text):
-            loose.append((word, None))
+        if adds_options(word.text) or not looks_like_option(word.text, known):
+            loose.append((word, None if adds_options(word.text) else before))
             continue
-        if not looks_like_option(word.text, known):
-            loose.append((word, found[-1] if found else None))
-            continue
-        option = _opened(word, known)
+        option = before = _opened(word, known)
         form = "value" if option.keys else option.argument.form if option.argument else None
         most = {"flag": 0, "many": len(words), None: 1 if positional else len(words)}.get(form, 1)
-        values = list(option.values)
-        while not option.inline and len(values) < most and at < len(words):
+        values = [option.value] if option.value else []
+        while not option.value and len(values) < most and at < len(words):
             if adds_options(words[at].text) or looks_like_option(words[at].text, known):
                 break
             values.append(words[at])
             at += 1
-        found.append(replace(option, values=tuple(values)))
-    return found, loose
+        if (node := _node(option, values, found, unresolved)) is None:
+            continue
+        if option.name == "api_key":  # the profile keeps one key; what stands behind it may be options
+            unresolved += [left_open(value) for value in values[1:] if UNKNOWN.search(value.text)]
+        setting = Setting(option.name, node, option.flag, option.argument, inline=option.value is not None)
+        chosen = dotted if option.keys else settings
+        earlier = chosen.get(setting.name)
+        if earlier and (option.keys or form == "append"):
+            setting = replace(setting, node=merged(earlier.node, node))
+        elif earlier:
+            found.append(said_twice(earlier.place, setting))
+        chosen[setting.name] = setting
+    return settings, dotted, loose
 
 
 def looks_like_option(text: str, known: Known) -> bool:
@@ -134,31 +186,24 @@ def looks_like_option(text: str, known: Known) -> bool:
     return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
 
 
-def _opened(word: Word, known: Known) -> Option:
-    """The option that a word opens, with the value that stands in the same word."""
+def _opened(word: Word, known: Known) -> _Option:
+    """The option that a word opens."""
     text = word.text
     cut = text.find("=") if text not in known else -1
     head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
     if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
-        option = replace(_found(Word("--optimization-level", word.span), known), word=word.part(0, 2))
         value = value or (word.part(2) if text != "-O" else None)
-    else:
-        option = _found(head, known)
-    return replace(option, values=(value,), inline=True) if value else option
-
-
-def _found(word: Word, known: Known) -> Option:
-    flag, *keys = [word.text] if _NEGATIVE_NUMBER.fullmatch(word.text) else word.text.split(".")
-    appended = bool(keys) and keys[-1].endswith("+")
-    if appended:
-        keys[-1] = keys[-1].removesuffix("+")
+        return replace(
+            _opened(Word("--optimization-level", word.span), known), word=word.part(0, 2), value=value
+        )
+    flag, *keys = [head.text] if _NEGATIVE_NUMBER.fullmatch(head.text) else head.text.split(".")
     if flag.startswith("--"):
         flag = "--" + flag.removeprefix("--").replace("_", "-")
         longer = [name for name in known if name.startswith(flag)] if len(flag) > len("--") else []
         if flag not in known and len(longer) == 1:  # argparse completes it
             flag = longer[0]
     argument, negative = known.get(flag, (None, False))
-    return Option(flag, word, argument, negative, tuple(keys), appended=appended)
+    return _Option(flag, head, argument, negative, tuple(keys), value)
 
 
 def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
@@ -169,54 +214,11 @@ def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentPr
         written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""
         name = path.rpartition(".")[2]
         if written.startswith("--") and name in {**table.engine, **table.frontend}:
-            option = _found(Word(written, span), known)
+            option = _opened(Word(written, span), known)
             if option.argument is None:
                 old = ARGUMENTS.get(option.name)
                 text = f"vLLM {table.minor} has no option `{option.flag}`"
                 yield ArgumentProblem(path, text, old.why if old else None, "spelling")
-
-
-def command_settings(
-    words: Sequence[Word], known: Known, *, folder: Path, found: list[Finding], unresolved: list[Finding],
-    positional: bool = True,
-) -> dict[str, Setting]:  # fmt: skip
-    """Every argument of a command line over those of its `--config` file, which begins at `folder`.
-
-    `found` gets what vLLM's parser refuses or overrides, `unresolved` what the text does not say; `positional`:
-    whether the program takes a model among its words.
-    """
-    parsed, loose = parse_options(words, known, positional=positional)
-    settings = settings_of(parsed, found, unresolved)
-    models = [word for word, before in loose if positional and not (before and "model" in settings)]
-    certain = [word for word in models if not UNKNOWN.search(word.text)]
-    models = certain or (
-        [] if "model" in settings else [word for word in models if not adds_options(word.text)]
-    )
-    for word, before in loose:
-        switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        answer = _ANSWERS.get(word.text.lower()) if switch else None
-        if before is not None and answer is not None:
-            setting = settings[before.name]
-            value = answer is not before.negative
-            settings[before.name] = replace(setting, node=replace(setting.node, value=value))
-            name = _as_switch(before, value=value)
-            text = f"`{before.flag} {word.text}` is `{name}` today: a switch takes no value"
-            found.append(finding("SD102", text, word.span, help=f"write `{name}`"))
-        elif word in models[:1]:
-            settings["model"] = Setting("model", word.node(), word.text)
-        elif UNKNOWN.search(word.text):
-            unresolved.append(left_open(word))
-        else:
-            help = f"`{before.flag}` is a switch and takes no value" if switch and before else None
-            found.append(finding("SD102", f"{quoted(word.text)} {LEFT_OVER}", word.span, help=help))
-    config = settings.pop("config", None)
-    if config is None or not isinstance(config.node.value, str):
-        return settings
-    if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
-        text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
-        found.append(finding("SD005", text, config.node.span, help="write it as two words"))
-        return settings
-    return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
 
 
 def left_open(word: Word) -> Finding:
@@ -228,31 +230,6 @@ def left_open(word: Word) -> Finding:
     return finding("SD105", f"the source does not say what {name} is", word.span, help="write its value")
 
 
-def settings_of(
-    parsed: Iterable[Option], found: list[Finding], unresolved: list[Finding]
-) -> dict[str, Setting]:
-    """The settings of a command line by name; `found` and `unresolved` as for `command_settings`."""
-    settings: dict[str, Setting] = {}
-    dotted: dict[str, Setting] = {}
-    for option in parsed:
-        if (node := node_of(option, found, unresolved)) is None:
-            continue
-        if option.name == "api_key":  # the profile keeps one key; what stands behind it may be options
-            unresolved += [left_open(word) for word in option.values[1:] if UNKNOWN.search(word.text)]
-        setting = Setting(option.name, node, option.flag, option.argument, inline=option.inline)
-        chosen = dotted if option.keys else settings
-        earlier = chosen.get(setting.name)
-        if earlier and (option.keys or (option.argument and option.argument.form == "append")):
-            setting = replace(setting, node=merged(earlier.node, node))
-        elif earlier:
-            found.append(said_twice(earlier.place, setting))
-        chosen[setting.name] = setting
-    for name, setting in dotted.items():  # vLLM appends them, so that they win
-        if name in settings:
-            found.append(said_twice(settings[name].place, setting))
-    return settings | dotted
-
-
 def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
     """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
     related = Related(earlier, "and here" if refused else "this one has no effect")
@@ -262,13 +239,14 @@ def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Findi
     return finding("SD004", text, later.place, severity=severity, related=(related,), help=hint)
 
 
-def _file_settings(
-    config: Setting, name: str, folder: Path, found: list[Finding], unresolved: list[Finding]
-) -> dict[str, Setting]:
-    """The keys of a file of arguments: `tensor-parallel-size: 4` is `--tensor-parallel-size 4`."""
+def _words_of_file(config: Setting, name: str, folder: Path, unresolved: list[Finding]) -> list[Word]:
+    """A file of arguments as vLLM makes words of it: `tensor-parallel-size: 4` is `--tensor-parallel-size 4`.
+
+    Source: `load_config_file`, vllm/utils/argparse_utils.py, 0.32.
+    """
     if UNKNOWN.search(name):
         unresolved.append(left_open(Word(name, config.node.span)))
-        return {}
+        return []
     try:
         with open_regular(folder / name) as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -276,25 +254,21 @@ def _file_settings(
         text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
         hint = "put the arguments on the command line"
         unresolved.append(finding("SD005", text, config.node.span, help=hint))
-        return {}
+        return []
     tree, problems = parse(data, file=name)
     unresolved += problems
-    settings: dict[str, Setting] = {}
+    words: list[Word] = []
     for key, node in ((tree.mapping if tree else None) or {}).items():
-        argument, negative = options().get("--" + key.replace("_", "-"), (None, False))
-        held = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
-        called = argument.name if argument else key.replace("-", "_")
-        if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
-            word = Word(node.value, node.span)
-            try:
-                read: Node | None = json_node(word)
-            except NotJson as error:
-                read = _repaired(word, key, called, error, found, unresolved)
-            if read is None:
-                continue
-            held = replace(read, key=node.key)
-        settings[called] = Setting(called, held, key, argument)
-    return settings
+        flag = f"--no-{key}" if node.value is False else f"--{key}"
+        if node.value is False and flag.replace("_", "-") not in options():
+            continue
+        words.append(Word(flag, node.key or node.span))
+        for item in node.value if isinstance(node.value, list) else [node]:
+            if item.mapping is not None:
+                words.append(Word(json.dumps(plain(item)), item.span))
+            elif not isinstance(item.value, bool):
+                words.append(Word(str(item.value) if item.raw is None else item.raw, item.span))
+    return words
 
 
 def place_of(name: str, table: VllmTable) -> str:
@@ -309,68 +283,52 @@ def _unread(text: str, name: str, span: Span, help: str | None = None) -> Findin
     return finding("SD105", text, replace(span, path=path), help=help)
 
 
-def _repaired(
-    word: Word, written: str, name: str, error: NotJson, found: list[Finding], unresolved: list[Finding]
+def _node(
+    option: _Option, values: Sequence[Word], found: list[Finding], unresolved: list[Finding]
 ) -> Node | None:
-    """The value of a word that is not JSON, but means some; else None, and an error in `unresolved`."""
-    made = repaired_json(word.text)
-    span = word.span
-    if made:
-        if not UNKNOWN.search(word.text):
-            text = f"the value of `{written}` must be JSON: {quoted(word.text)} becomes {quoted(made)}"
-            found.append(finding("SD105", text, span, help=f"write `'{made}'`"))
-        return json_node(Word(made, word.span))
-    if UNKNOWN.search(word.text):
-        reads = quoted(readable(word.text), LONGEST_SHOWN)
-        text = f"the source does not say the value of `{written}`: it reads {reads}"
-        unresolved.append(_unread(text, name, span, "write its value"))
-    else:
-        unresolved.append(_unread(f"the value of `{written}` is not JSON: {error}", name, span, _EXAMPLE))
-    return None
-
-
-def node_of(option: Option, found: list[Finding], unresolved: list[Finding]) -> Node | None:
     """The value of an option, its key the option's own word; None and a finding if it has no usable one."""
-    form, place = option.argument.form if option.argument else None, option.word.span
-    if not option.values and (option.keys or form not in (None, "flag", "optional_value")):
-        unresolved.append(_unread(f"`{option.flag}` needs a value", option.name, place))
+    argument, flag = option.argument, option.flag
+    form = argument.form if argument else "many" if len(values) > 1 else "json_or_str"
+    is_switch = form == "flag" and not option.keys
+    if not values and (option.keys or (argument and form not in ("flag", "optional_value"))):
+        unresolved.append(_unread(f"`{flag}` needs a value", option.name, option.word.span))
         return None
-    try:
-        node: Node | None = _dotted(option) if option.keys else _whole(option)
-    except NotJson as error:
-        node = _repaired(option.values[0], option.flag, option.name, error, found, unresolved)
-    if node is None:
-        return None
-    if form == "flag" and option.inline and not option.keys:
-        name = _as_switch(option, value=node.value is True)
-        text = f"`{option.flag}={option.values[0].text}` is `{name}` today: a switch takes no value"
-        found.append(finding("SD105", text, option.values[0].span, help=f"write `{name}`"))
-    return replace(node, key=place)
-
-
-def _as_switch(option: Option, *, value: bool) -> str:
-    """How a switch says this value today."""
-    name = option.name.replace("_", "-")
-    return f"--{name}" if value else f"--no-{name}"
-
-
-def _whole(option: Option) -> Node:
-    """The value of an option that is no part of another one's."""
-    argument, words = option.argument, option.values
-    form = argument.form if argument else "many" if len(words) > 1 else "json_or_str"
-    if not words or form == "flag":
-        answer = _ANSWERS.get(words[0].text.lower(), True) if words else True
-        return Node(answer is not option.negative, option.word.span)
-    text, span = words[0].text, words[0].span
-    if form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
-        return Node(None, span) if text in ("", "None") else json_node(words[0])
-    if form == "comma":
-        return Node([Node(_scalar(part, argument), span, raw=part) for part in text.split(",")], span)
-    items = [Node(_scalar(word.text, argument), word.span, raw=word.text) for word in words]
-    if form not in ("many", "append"):
-        return items[0]
-    last = items[-1].span
-    return Node(items, replace(span, end_line=last.end_line, end_column=last.end_column))
+    if not values or is_switch:
+        answer = _ANSWERS.get(values[0].text.lower(), True) if values else True
+        node = Node(answer is not option.negative, option.word.span)
+        if values:
+            name = option.as_switch(value=node.value is True)
+            text = f"`{flag}={values[0].text}` is `{name}` today: a switch takes no value"
+            found.append(finding("SD105", text, values[0].span, help=f"write `{name}`"))
+        return replace(node, key=option.word.span)
+    word, text, span = values[0], values[0].text, values[0].span
+    items = [Node(_scalar(value.text, argument), value.span, raw=value.text) for value in values]
+    if option.keys:
+        node = _dotted(option, word)
+    elif form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
+        try:
+            node = Node(None, span) if text in ("", "None") else json_node(word)
+        except NotJson as error:
+            made, is_open = repaired_json(text), UNKNOWN.search(text)
+            if made is None:
+                why = f"the value of `{flag}` is not JSON: {error}"
+                reads = quoted(readable(text), LONGEST_SHOWN)
+                said = f"the source does not say the value of `{flag}`: it reads {reads}" if is_open else why
+                help = "write its value" if is_open else _EXAMPLE
+                unresolved.append(_unread(said, option.name, span, help))
+                return None
+            if not is_open:
+                said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
+                found.append(finding("SD105", said, span, help=f"write `'{made}'`"))
+            node = json_node(Word(made, span))
+    elif form == "comma":
+        node = Node([Node(_scalar(part, argument), span, raw=part) for part in text.split(",")], span)
+    elif form in ("many", "append"):
+        last = items[-1].span
+        node = Node(items, replace(span, end_line=last.end_line, end_column=last.end_column))
+    else:
+        node = items[0]
+    return replace(node, key=option.word.span)
 
 
 def _scalar(text: str, argument: Argument | None) -> Scalar:
@@ -386,10 +344,9 @@ def _scalar(text: str, argument: Argument | None) -> Scalar:
     return meaning(text) if kind == "bool" else text
 
 
-def _dotted(option: Option) -> Node:
+def _dotted(option: _Option, word: Word) -> Node:
     """`--x.a.b value` as `{a: {b: value}}`: JSON, else a number such as 80g, else the text; `--x.a+ b,c` as texts."""
-    word = option.values[0]
-    if option.appended:
+    if option.keys[-1].endswith("+"):
         node = Node([Node(part, word.span, raw=part) for part in word.text.split(",")], word.span)
     else:
         try:
@@ -398,7 +355,7 @@ def _dotted(option: Option) -> Node:
             number = human_int(word.text)
             node = Node(word.text if number is None else number, word.span, raw=word.text)
     for key in reversed(option.keys):
-        node = Node({key: replace(node, key=option.word.span)}, word.span)
+        node = Node({key.removesuffix("+"): replace(node, key=option.word.span)}, word.span)
     return node
 
 

@@ -33,6 +33,7 @@ _PASSED = (
     "leaderWorkerTemplate", "leaderTemplate", "workerTemplate", "size", "model", "name", "volumes", "items",
 )  # fmt: skip
 """The keys of what lies around a container that are read, or say nothing by themselves."""
+_SCRIPT = re.compile(r"^(run|script|command|cmd|.*\.sh)$")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _LABELS = re.compile(r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I)
 """Labels of nodes that name their GPUs: GKE's, EKS's, those of NVIDIA's operator, of Karpenter and CoreWeave."""
@@ -58,13 +59,19 @@ def containers(text: str, *, file: str) -> list[Launch]:
     if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
         raise helm
     if not found:  # SkyPilot's `run`, a script in a ConfigMap
-        for word, held in ((word, root) for root in documents for word in _words_of(root)):
-            if STARTS.search(word.text) and "\n" in word.text:
-                env = _environment(held) if isinstance(held, dict) else ()
-                known = {name: value.text for name, value in env if not UNKNOWN.search(value.text)}
-                commands = script(word.text, file=file, line=word.span.line, variables=known)
-                found += script_starts(commands, word.text)
+        for _, _, mapping in (item for root in documents for item in _mappings(root)):
+            for key, word in mapping.items():
+                if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
+                    known = {name: value.text for root in documents for name, value in _variables(root)}
+                    commands = script(word.text, file=file, line=word.span.line, variables=known)
+                    found += script_starts(commands, word.text)
     return found
+
+
+def _variables(root: Any) -> list[tuple[str, Word]]:
+    """The variables at the top of a file, as far as it says their values."""
+    held = _environment(root) if isinstance(root, dict) else ()
+    return [(name, word) for name, word in held if not UNKNOWN.search(word.text)]
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
@@ -105,13 +112,6 @@ def _mappings(
     elif isinstance(value, list):
         for item in value:
             yield from _mappings(item, name, parents)
-
-
-def _words_of(value: Any) -> Iterator[Word]:
-    if isinstance(value, Word):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _words_of(item)
 
 
 def _at(value: Any, *keys: str) -> Any:

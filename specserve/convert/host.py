@@ -131,6 +131,8 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
 
 def accelerator_of(label: str) -> str | None:
     """The name in the catalogue for a label such as `nvidia-h100-80gb` or `NVIDIA-A100-SXM4-80GB`."""
+    if label == "nvidia-tesla-a100":  # GKE's name for the smaller one
+        return "A100-40GB"
     words = re.split(r"[-_ ]", re.sub(r"(\d) (gb)", r"\1\2", label.lower()))
     named = [one.name for one in catalogue() if set(one.name.lower().split("-")[:-1]) <= set(words)]
     sizes = [word for word in words if _SIZE.fullmatch(word)]

@@ -147,8 +147,9 @@ class PythonSource:
                 source = self.assigned.get((self.scopes.get(node), _name(holder)), holder)
                 parsed = isinstance(source, ast.Call) and _name(source.func).startswith("parse_")
                 if name in self.options and (parsed or _name(holder) in _PARSED):
-                    self.taken[name] = None
-                    return self.options[name]
+                    value = self.options[name]
+                    self.taken |= {} if isinstance(value, str) and unresolved(value) else {name: None}
+                    return value
                 return unknown(name)
         return unknown("an expression")
 

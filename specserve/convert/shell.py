@@ -21,7 +21,8 @@ _CONTINUED = re.compile(r"(?:\\[ \t]*|(?<=[ \t])[\^`][ \t]*)\r?\n")
 _QUOTE_IN_BRACKET = re.compile(r"(?<=\[)[!^]?\$?'[^'\n]*'(?=[^\]\n]*\][^\n]*\))")
 """In a pattern of `case`: Bash reads `[!$' \\t']`, the grammar does not."""
 _PROMPT = re.compile(
-    r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])|> +(?=-|.*(?:vllm|sglang|docker|podman)))",
+    r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])"
+    r"|> +(?=-|(?:\w+=\S+ +)*(?:vllm|sglang|docker|podman|python3?) ))",
     re.M,
 )
 _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)

@@ -189,6 +189,13 @@ def value_node(value: Any, span: Span, key: Span | None = None) -> Node:
     return Node(value, span, key, None if value is None or isinstance(value, str) else str(value))
 
 
+def plain(node: Node) -> Any:
+    """The value of a tree without its places."""
+    if node.mapping is not None:
+        return {key: plain(item) for key, item in node.mapping.items()}
+    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
+
+
 def repaired_json(text: str) -> str | None:
     """The JSON of `image=4,video=1`, as earlier vLLMs took it, or of a mapping in Python or YAML; else None."""
     if _PAIRS.fullmatch(text):

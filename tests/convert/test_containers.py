@@ -141,7 +141,7 @@ def test_a_pod_becomes_hardware_paths_of_the_host_and_one_note() -> None:
         ("nvidia-l4", "L4-24GB"),
         ("Tesla-T4", "T4-16GB"),
         ("NVIDIA-A100-SXM4-80GB", "A100-80GB"),
-        ("nvidia-tesla-a100", None),
+        ("nvidia-tesla-a100", "A100-40GB"),
         ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada-48GB"),
         ("habana-gaudi", None),
     ],

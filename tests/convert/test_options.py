@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specserve.convert.arguments import parse_options, settings_of
+from specserve.convert.arguments import command_settings
 from specserve.convert.options import options
-from specserve.convert.words import argv_words
+from specserve.convert.words import argv_words, plain
 from specserve.diagnostics import Finding
-from specserve.profile.values import Node
 
 KNOWN = options()
 
 
-def plain(node: Node) -> Any:
-    if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
-    return [plain(child) for child in node.value] if isinstance(node.value, list) else node.value
-
-
 def settings(*words: str) -> dict[str, Any]:
     found: list[Finding] = []
-    made = settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found, found)
+    made = command_settings(argv_words(words)[1], KNOWN, folder=Path(), found=found, unresolved=found)
     assert found == []
     return {name: plain(setting.node) for name, setting in made.items()}
 
 
 def problems(*words: str) -> list[str]:
     found: list[Finding] = []
-    settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found, found)
+    command_settings(argv_words(words)[1], KNOWN, folder=Path(), found=found, unresolved=found)
     return [finding.message for finding in found]
 
 

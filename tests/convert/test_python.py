@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from specserve.convert.convert import converted
 from specserve.convert.python import launches
 from specserve.convert.reading import read
-from specserve.convert.words import OPEN, unknown
+from specserve.convert.words import OPEN, plain, unknown
 from specserve.errors import UsageError
-from specserve.profile.values import Node
-
-
-def plain(node: Node) -> Any:
-    if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
-    return [plain(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
 def keywords(text: str) -> dict[str, Any]:

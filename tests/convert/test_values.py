@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.words import NotJson, Word, argv_words, json_node
-from specserve.profile.values import Node
+from specserve.convert.words import NotJson, Word, argv_words, json_node, plain
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -21,12 +20,6 @@ VALUES = st.recursive(
 
 def word(text: str) -> Word:
     return argv_words(["x", text])[1][1]
-
-
-def plain(node: Node) -> Any:
-    if isinstance(node.value, dict):
-        return {key: plain(child) for key, child in node.value.items()}
-    return [plain(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
 @given(VALUES, st.sampled_from([None, 1, "\t"]))
