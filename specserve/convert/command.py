@@ -47,11 +47,6 @@ class NoStart(UsageError):
     """The command starts no vLLM; whoever took it says how it is written."""
 
 
-def starts_worker(words: Iterable[str]) -> bool:
-    """Whether the command starts a node without an API server."""
-    return "--headless" in words
-
-
 def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
     """The profile that a command line amounts to, and what is wrong with the line itself.
 
@@ -63,7 +58,11 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     start = _started(argv)
     found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
     given = command_settings(start.words, options(), folder=Path.cwd(), found=found, unresolved=found)
-    given = _known(given, found)
+    names = argument_names()
+    for name, setting in list(given.items()):
+        if name not in names:
+            text = f"vLLM has no option {quoted(setting.written)}"
+            found.append(finding("SD102", text, given.pop(name).place, help=advice(name, names)))
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
@@ -77,8 +76,15 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = read_profile(tree, file=COMMAND)
     if profile:
-        profile = _for_versions(profile)
-        found += _open_to_all(profile, start) if "headless" not in given else []
+        if profile.vllm is None and (first := _first_version(profile)):
+            profile = replace(profile, vllm=f">={first}")
+        is_closed = (
+            "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds")
+        )
+        if not is_closed and "headless" not in given:
+            text = "without `--host` vLLM listens on every interface, here without an API key"
+            hint = "add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY"
+            found.append(finding("SD108", text, start.start.span, severity=Severity.WARNING, help=hint))
     findings = [*found, *map(_explained, more)]
     return profile, ordered(
         replace(item, message=hushed(item.message), help=item.help and hushed(item.help)) for item in findings
@@ -104,16 +110,6 @@ def _started(argv: Sequence[Word]) -> Launch:
     return start
 
 
-def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
-    """The settings that some vLLM has; every other one becomes a finding."""
-    names = argument_names()
-    for name, setting in given.items():
-        if name not in names:
-            text, help_text = f"vLLM has no option {quoted(setting.written)}", advice(name, names)
-            found.append(finding("SD102", text, setting.place, help=help_text))
-    return {name: setting for name, setting in given.items() if name in names}
-
-
 def _explained(item: Finding) -> Finding:
     """The finding about a key of the block, with what took the key's place."""
     head, _, key = item.span.path.rpartition(".")
@@ -123,25 +119,15 @@ def _explained(item: Finding) -> Finding:
     return replace(item, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
-def _for_versions(profile: Profile) -> Profile:
-    """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
-    if profile.vllm is not None:
-        return profile
-    first = first_like_newest(
-        lambda known: {
-            (item.path, item.kind) for item in (*problems(profile, known), *refused_spellings(profile, known))
-        }
-    )
-    return replace(profile, vllm=f">={first[0]}") if first else profile
+def _first_version(profile: Profile) -> str | None:
+    """The first of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
 
+    def refused(known: VllmTable) -> set[tuple[str, str]]:
+        found = (*problems(profile, known), *refused_spellings(profile, known))
+        return {(item.path, item.kind) for item in found}
 
-def _open_to_all(profile: Profile, start: Launch) -> list[Finding]:
-    """vLLM listens on every interface where no host is said."""
-    if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
-        return []
-    text = "without `--host` vLLM listens on every interface, here without an API key"
-    hint = "add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY"
-    return [finding("SD108", text, start.start.span, severity=Severity.WARNING, help=hint)]
+    first = first_like_newest(refused)
+    return first[0] if first else None
 
 
 def advice(name: str, known: Collection[str]) -> str | None:
@@ -161,7 +147,7 @@ def write_behind_dashes(command: str) -> str:
 def remember(words: Sequence[str], *, asked: str = "check") -> str:
     """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
     words = list(words)
-    if asked in _LAUNCH and starts_worker(words):
+    if asked in _LAUNCH and "--headless" in words:
         raise UsageError(
             f"this command starts a worker that answers no requests; `{asked}` needs a server that answers",
             hint="use the first node's command; `specserve check -- …` can check this one",

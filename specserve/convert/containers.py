@@ -62,16 +62,13 @@ def containers(text: str, *, file: str) -> list[Launch]:
         for _, _, mapping in (item for root in documents for item in _mappings(root)):
             for key, word in mapping.items():
                 if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
-                    known = {name: value.text for root in documents for name, value in _variables(root)}
+                    held = [
+                        item for root in documents if isinstance(root, dict) for item in _environment(root)
+                    ]
+                    known = {name: value.text for name, value in held if not UNKNOWN.search(value.text)}
                     commands = script(word.text, file=file, line=word.span.line, variables=known)
                     found += script_starts(commands, word.text)
     return found
-
-
-def _variables(root: Any) -> list[tuple[str, Word]]:
-    """The variables at the top of a file, as far as it says their values."""
-    held = _environment(root) if isinstance(root, dict) else ()
-    return [(name, word) for name, word in held if not UNKNOWN.search(word.text)]
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
@@ -141,8 +138,14 @@ def _started(
     env: dict[str, Word] = {}
 
     def resolved(value: Word, *, shell: bool = False) -> Word:
-        text = _compose(value.text) if is_compose else _kubernetes(value.text, env, shell=shell)
-        return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
+        if is_compose:
+            text = _compose(value.text)
+        else:  # `$(X)` is a variable of the container; a shell reads the others
+            text = _OF_KUBERNETES.sub(
+                lambda found: env[found[1]].text if found[1] in env else found[0], value.text
+            )
+            text = text if shell else _VARIABLE.sub(lambda found: unknown(found[1]), text)
+        return Word(text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span)
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
     command: list[Word] = []
@@ -241,7 +244,8 @@ def _add_surroundings(
     found.devices = next((item for item in (held, *limits) if isinstance(item, Word)), None)
     if isinstance(ids, list) and ids and isinstance(ids[0], Word):
         found.devices = Word("device=" + ",".join(word.text for word in _listed(ids)), ids[0].span)
-    for part in (*parents, mapping):
+    chain = (*parents, mapping)
+    for part in chain:
         found.nodes = found.nodes or _at(part, "leaderWorkerTemplate", "size")
         for key, value in part.items():
             labels = value.items() if key == "nodeSelector" and isinstance(value, dict) else ()
@@ -250,7 +254,13 @@ def _add_surroundings(
                     found.accelerator = word
                 else:
                     found.left_out.append(f"nodeSelector {label}")
-            is_read = key in (_READ if part is mapping else _PASSED) or key == "nodeSelector" or part is value
+            inside = [
+                item
+                for item in chain
+                for held in (value if isinstance(value, list) else [value])
+                if held is item
+            ]
+            is_read = key in (_READ if part is mapping else _PASSED) or key == "nodeSelector" or bool(inside)
             if is_read or key.startswith("x-") or (key, getattr(value, "text", "")) == ("replicas", "1"):
                 continue
             if key not in ("resources", "deploy") or _more_than_gpus(value):
@@ -292,9 +302,3 @@ def _compose(text: str) -> str:
     while text != before:  # the innermost first
         before, text = text, _INNERMOST.sub(value, text)
     return text.replace(_DOLLAR, "$")
-
-
-def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
-    """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
-    text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], text)
-    return text if shell else _VARIABLE.sub(lambda match: unknown(match[1]), text)

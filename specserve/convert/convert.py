@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting
 from specserve.convert.command import as_tree, profile_sections
-from specserve.convert.host import on_host, set_hardware
+from specserve.convert.host import count_of, on_host, set_hardware
 from specserve.convert.launch import Launch
 from specserve.convert.options import first_like_newest
 from specserve.convert.translate import translated
-from specserve.convert.words import LONGEST_SHOWN, Note, Word, finding, is_placeholder, readable, unresolved
+from specserve.convert.words import LONGEST_SHOWN, Note, Word, finding, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
@@ -41,11 +41,9 @@ _KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
 """What is never cut: the target, and what makes a block of speculation."""
 _ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SGLANG_PORT = 30_000
 _TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
 _OWN_IMAGE = re.compile(r"(docker\.io/)?vllm/vllm-openai:v\d+\.\d+\.0")
-_PUBLISHED = re.compile(r"(?:(\[[^]]*\]|\d+\.[\d.]+):)?(?:(\d+):)?(\d+)(?:/\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,10 @@ def converted(given: Launch, *, origin: str) -> Converted:
     tree = _complete(_tree(given, known, notes), notes, found)
     tree, profile = _cured(tree, known, notes)
     there = {path for path, _ in tree.walk()}
-    found[:0] = [_missing(finding, there) for finding in given.unresolved]
+    for at, item in enumerate(given.unresolved):
+        path = item.span.path
+        lacks = f", so `{path}` is missing from the profile" if path and path not in there else ""
+        found.insert(at, replace(item, message=_harmless(item.message) + lacks))
     tree = _for_versions(tree, profile, versions, notes)
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     notes.sort(key=lambda note: note.line or sys.maxsize)
@@ -84,25 +85,22 @@ def converted(given: Launch, *, origin: str) -> Converted:
         added = launch(profile, table=known, platform="cuda").added
         words = ", ".join(f"`{item.key}`" for item in added if item.key != "--host")
         head.append(f"A launch adds {words}: see `specserve plan`.")
-    comments = _comments(tree, [*notes, *map(_open_note, found)])
+    todo = [(item.span.path, f"{item.message}; {item.help}" if item.help else item.message) for item in found]
+    said = [
+        *((note.path, note.text) for note in notes),
+        *((path, f"{OPEN_MARK}: {text}") for path, text in todo),
+    ]
+    there = {path for path, _ in tree.walk()}
+    comments: dict[str, list[str]] = {}
+    for path, text in said:
+        while path and path not in there:  # the nearest key around it
+            path = path.rpartition(".")[0]  # noqa: PLW2901
+        comments.setdefault(path, []).append(_harmless(text))
     head += [f"- {text}" for text in comments.pop("", [])]
     sections = tree.mapping or {}
     ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
     text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
-
-
-def _missing(finding: Finding, there: Collection[str]) -> Finding:
-    """The error with what the profile lacks for it."""
-    path = finding.span.path
-    lacks = f", so `{path}` is missing from the profile" if path and path not in there else ""
-    return replace(finding, message=_harmless(finding.message) + lacks)
-
-
-def _open_note(finding: Finding) -> Note:
-    """The comment in the place of what the source leaves open."""
-    help = f"; {finding.help}" if finding.help else ""
-    return Note(finding.span.path, _harmless(f"{OPEN_MARK}: {finding.message}{help}"))
 
 
 def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
@@ -161,7 +159,7 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
         elif names_a_secret(name) or looks_secret(text):
             now = " as `HF_TOKEN`" if name in _HUB_TOKENS else ""
             why = f"it is a secret; export it{now} where you start the server"
-        elif unresolved(text) and not is_placeholder(text):
+        elif unresolved(text):
             why = "the source does not say its value; export it where you start the server"
         elif name == "HF_ENDPOINT":
             why = "a profile must not name the address that tokens are sent to"
@@ -175,7 +173,7 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
 def _match_draft_size(block: Node, target: Mapping[str, Node], notes: list[Note]) -> Node:
     """Leaves out the size of a draft that is not split like its target: vLLM refuses or ignores any other size."""
     size = (block.mapping or {}).get("draft_tensor_parallel_size")
-    wanted = _count(target.get("tensor_parallel_size"))
+    wanted = count_of(target.get("tensor_parallel_size"))
     if size is None or size.value == wanted:
         return block
     notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
@@ -264,18 +262,6 @@ def _for_versions(tree: Node, profile: Profile | None, versions: str | None, not
     return replace(tree, value={**range_, **(tree.mapping or {})})
 
 
-def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
-    """The notes by the path of a key that is there: its own, or the nearest one around it."""
-    there = {path for path, _ in tree.walk()}
-    comments: dict[str, list[str]] = {}
-    for note in notes:
-        path = note.path
-        while path and path not in there:
-            path = path.rpartition(".")[0]
-        comments.setdefault(path, []).append(note.text)
-    return comments
-
-
 def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
     image = given.image
@@ -310,25 +296,10 @@ def _keep_on_loopback(
         server["port"] = Node(_SGLANG_PORT, given.place)
         yield Note("server.port", "SGLang's default", line)
     host, keyed = server.get("host"), "api_key_env" in server
-    published = [(word, _PUBLISHED.fullmatch(word.text)) for word in given.published]
-    parts = []
     if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
         said = f"`--host {host.value}`" if host and host.value else "no `--host`"
-        parts.append(f"the source listens on every interface ({said}), this profile on {default.host} only")
+        key = "" if keyed else ", and `api_key_env: NAME` with the variable of a key"
+        text = f"the source listens on every interface ({said}), this profile on {default.host} only"
         if host:
             server["host"] = replace(host, value=default.host, raw=default.host)
-        if not published or not all(match and match[1] in _LOOPBACK for _, match in published):
-            key = "" if keyed else ", and `api_key_env: NAME` with the variable of a key"
-            parts.append(f"to open it, write `host: 0.0.0.0` under `server`{key}")
-    if published:
-        parts.append(f"the container publishes {', '.join(quoted(word.text) for word, _ in published)}")
-    number = str(server["port"].value if "port" in server else default.port)
-    moved = [match[2] for _, match in published if match and match[3] == number and match[2] != number]
-    if moved and moved[0]:
-        parts.append(f"clients used port {moved[0]}: write `server: {{port: {moved[0]}}}` to keep it")
-    if parts:
-        yield Note("server.host", "; ".join(parts), line)
-
-
-def _count(node: Node | None) -> int:
-    return node.value if node and isinstance(node.value, int) else 1
+        yield Note("server.host", f"{text}; to open it, write `host: 0.0.0.0` under `server`{key}", line)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from specserve.convert.arguments import place_of
 from specserve.convert.command import Sections
 from specserve.convert.launch import Launch
-from specserve.convert.words import UNKNOWN, Note, Word, finding, readable
+from specserve.convert.words import UNKNOWN, Note, finding, readable
 from specserve.errors import quoted
 from specserve.hardware.accelerators import catalogue
 from specserve.profile.values import Node
@@ -82,6 +82,7 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
         for host, path in given.mounts
         if (host, path) not in used
     ]
+    left += [f"port {word.text}" for word in given.published]
     left = list(dict.fromkeys(readable(text) for text in (*left, *given.left_out)))
     if left:
         text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
@@ -103,8 +104,8 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
         dict(sections.get("hardware", {})),
     )
     nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
-    world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
-    is_other = _count(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
+    world = count_of(target.get("tensor_parallel_size")) * count_of(target.get("pipeline_parallel_size"))
+    is_other = count_of(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
     if given.devices:
         listed = re.search(r"device=([\w,-]+)", given.devices.text)
         text = str(len(listed[1].split(","))) if listed else given.devices.text
@@ -119,8 +120,8 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
         else:
             text = f"specserve does not know the accelerator {quoted(given.accelerator.text)} of the source"
             yield Note("", text, given.accelerator.span.line)
-    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not is_other:
-        hardware |= {"count": Node(world // _count(nodes), nodes.span), "nodes": engine.pop("nnodes")}
+    if nodes and count_of(nodes) > 1 and world % count_of(nodes) == 0 and not is_other:
+        hardware |= {"count": Node(world // count_of(nodes), nodes.span), "nodes": engine.pop("nnodes")}
         rank = engine.pop("node_rank", None)
         command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `{command}`"
@@ -142,13 +143,5 @@ def accelerator_of(label: str) -> str | None:
     return chosen[0] if len(chosen) == 1 and (exact or not sizes) else None
 
 
-def _count(node: Node | None) -> int:
+def count_of(node: Node | None) -> int:
     return node.value if node and isinstance(node.value, int) else 1
-
-
-def devices_of(given: Launch) -> Mapping[str, Word]:
-    """The variable that says which GPUs of the host a container got."""
-    listed = re.search(r"device=([\w,-]+)", given.devices.text) if given.devices else None
-    return (
-        {"CUDA_VISIBLE_DEVICES": replace(given.devices, text=listed[1])} if given.devices and listed else {}
-    )

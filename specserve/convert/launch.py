@@ -158,7 +158,7 @@ def script_starts(
             condition=command.condition or here.condition,
         )  # fmt: skip
         inside = starts(command.words, inner, nested=nested + 1)
-        found += [item for item in inside if not any(_is_same(item, other) for other in found)]
+        found += [item for item in inside if _as_written(item) not in map(_as_written, found)]
         first = command.words[0].text.rpartition("/")[2]
         if not inside and first not in _CHANGES_NOTHING and not ASSIGNMENT.fullmatch(command.words[0].text):
             texts = (readable(word.text) for word in command.words)
@@ -171,13 +171,12 @@ def script_starts(
     return found
 
 
-def _is_same(one: Launch, other: Launch) -> bool:
-    """Whether two starts differ in nothing, such as those of a loop that starts a server again."""
+def _as_written(given: Launch) -> object:
+    """What two starts have in common that differ in nothing, such as those of a loop that starts a server again."""
     return (
-        [word.text for word in one.words] == [word.text for word in other.words]
-        and {name: word.text for name, word in one.env.items()}
-        == {name: word.text for name, word in other.env.items()}
-        and one.image == other.image
+        [word.text for word in given.words],
+        {name: word.text for name, word in given.env.items()},
+        given.image,
     )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from specserve.convert import translate
 from specserve.convert.arguments import LEFT_OVER, command_settings
 from specserve.convert.containers import containers
-from specserve.convert.host import devices_of
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.options import options
 from specserve.convert.python import ENGINES, launches
@@ -73,7 +72,7 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
     folder = Path.cwd() if name == "-" else Path(name).parent
     found = read(text, file=file, folder=folder)
     names = [f"{number} {_named(given)}" for number, given in enumerate(found, start=1)]
-    chosen = next((given for given in found if _speculates(given)), found[0])
+    chosen = next((given for given in found if any("spec" in name for name in given.settings)), found[0])
     if pick:
         picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
         if not picked:
@@ -90,10 +89,6 @@ def _named(given: Launch) -> str:
     """A launch among others, for a person."""
     when = f" if {quoted(given.condition)}" if given.condition else ""
     return f"{quoted(given.name) if given.name else given.what} (line {given.place.line}{when})"
-
-
-def _speculates(given: Launch) -> bool:
-    return any("spec" in name for name in given.settings)
 
 
 def _text(name: str) -> str:
@@ -158,5 +153,6 @@ def _with_settings(given: Launch, *, folder: Path) -> Launch:
     for finding in found:
         more = ", and is left out" if finding.message.endswith(LEFT_OVER) else ""
         notes.append(Note("", finding.message + more, finding.span.line))
-    given.env.update({name: word for name, word in devices_of(given).items() if name not in given.env})
+    if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
+        given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
     return replace(given, settings=settings, notes=notes)

@@ -31,6 +31,8 @@ _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 _MOST_STEPS, _LONGEST_WORD, _MOST_REPAIRS = 20_000, 100_000, 8
 _CONDITION = re.compile(r"^(\s*)(if|elif|while|until)\b.*?(;\s*(?:then|do))?\s*$")
 _OPTION_OR_START = re.compile(r"(^|[\s('\"])--?[a-zA-Z]|vllm|sglang|^\s*['\"]?\)|\($")
+_PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
+"""A text at its blanks, those within quotes aside."""
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
@@ -395,9 +397,7 @@ class _Shell:
         name, kind = _name_of(target), operator.strip(":")
         index = _source_of(target.named_children[1]) if target.type == "subscript" else ""
         values = self.values(name)
-        if index.isdigit() and values is not None:
-            values = _at(values, int(index))
-        elif not {"@", "*"} & {name, index} and values is not None:
+        if not {"@", "*"} & {name, index} and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
         if name in self.outside and not quoted:
             self.assume(f"`${name}`, which only the environment sets, is taken as empty")
@@ -427,10 +427,8 @@ class _Shell:
             if self.positional is None:
                 self.assume(f"the script's own arguments, `${name}`, are taken as empty")
             return self.positional or []
-        if name == "#":
-            return [str(len(self.positional or []))]
         if name.isdigit():
-            return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
+            return (self.positional or [])[int(name) - 1 : int(name)] or None if name != "0" else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
 
@@ -440,7 +438,7 @@ def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
     values = [value for _, value in ends]
     if all(value == values[0] for value in values[1:]):
         return values[0] or ""
-    lists = [value if isinstance(value, list) else _words(value or "") for value in values]
+    lists = [value if isinstance(value, list) else _PARTS.findall(value or "") for value in values]
     first, shortest = lists[0], min(map(len, lists))
     head = next((at for at in range(shortest) if any(item[at] != first[at] for item in lists)), shortest)
     left = shortest - head
@@ -452,11 +450,6 @@ def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
         marks = [unknown_choice(name, said)]
     parts = [*first[:head], *marks, *first[len(first) - tail :]]
     return parts if any(isinstance(value, list) for value in values) else " ".join(parts)
-
-
-def _words(text: str) -> list[str]:
-    """A text at its blanks, those within quotes and marks aside."""
-    return re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""", text)
 
 
 def _added(old: Value, new: Value) -> Value:
@@ -484,8 +477,3 @@ def _source_of(node: Node) -> str:
 
 def _name_of(node: Node) -> str:
     return _source_of(node.named_children[0] if node.type == "subscript" else node)
-
-
-def _at(values: list[str], index: int) -> list[str]:
-    """The value at a place, which nobody knows behind one that may be several or none."""
-    return [item for item in values[: index + 1] if UNKNOWN.search(item)][:1] or values[index : index + 1]

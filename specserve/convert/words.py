@@ -143,11 +143,6 @@ def placeholder(name: str) -> str:
     return unknown(f"{_BRACKETS[0]}{name}{_BRACKETS[1]}")
 
 
-def is_placeholder(text: str) -> bool:
-    """Whether a text holds such a mark."""
-    return _BRACKETS[0] in text and unresolved(text)
-
-
 def without_placeholder(word: Word) -> Word:
     """The word with such a mark for a `<name>` that is all of it, or all of its value."""
     return replace(word, text=_PLACEHOLDER.sub(lambda match: placeholder(match[1]), word.text))

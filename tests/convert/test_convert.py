@@ -123,8 +123,6 @@ def test_a_text_that_names_no_model_is_an_error() -> None:
         ("vllm serve org/m --port <port> --seed 1", "server.port"),
         ("vllm serve org/m --data-parallel-address <ip>", "engine.data_parallel_address"),
         ("export IP=<your_ip>\nvllm serve org/m --host $IP", "server.host"),
-        ("export VLLM_HOST_IP=<your_ip>\nvllm serve org/m", "env.VLLM_HOST_IP"),
-        ("VLLM_HOST_IP='<your ip>' vllm serve org/m", "env.VLLM_HOST_IP"),
     ],
 )  # fmt: skip
 def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, path: str) -> None:
@@ -177,16 +175,6 @@ NETWORK = "the source listens on every interface (no `--host`), this profile on 
         ("python -m vllm.entrypoints.openai.api_server --model org/m", NETWORK),
         ("vllm serve org/m --api-key $KEY", f"{NETWORK}; to open it, write `host: 0.0.0.0` under `server`"),
         ("vllm serve org/m --host ::", "every interface (`--host ::`)"),
-        ("docker run -p 8000:8000 vllm/vllm-openai:v0.33.0 --model org/m", "the container publishes `8000:8000`"),
-        (
-            "docker run -p 9000:8000 vllm/vllm-openai:v0.33.0 --model org/m",
-            "clients used port 9000: write `server: {port: 9000}` to keep it",
-        ),
-        (
-            "docker run -p 9000:7000 vllm/vllm-openai:v0.33.0 --model org/m --port 7000",
-            "clients used port 9000: write `server: {port: 9000}` to keep it",
-        ),
-        ("docker run -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.33.0 --model org/m", "127.0.0.1 only; the container"),
         ("vllm serve org/m --host 127.0.0.1", None),
         ("vllm serve org/m --host 10.0.0.1 --api-key $KEY", None),
         ("vllm serve org/m --uds /tmp/x.sock", None),

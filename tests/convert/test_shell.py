@@ -30,6 +30,7 @@ def words(text: str) -> list[list[str]]:
         ("a \\\n# b \\\nc", [["a"], ["c"]]),
         ("a; b && c || d | e & f", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
         ("a > log.txt 2>&1", [["a"]]),
+        ('vllm serve m \\\n  > "$L/vllm.log" 2>&1', [["vllm", "serve", "m"]]),
         ("a --tp 2 >> log", [["a", "--tp", "2"]]),
         ("cat <<'EOF'\nit's\nEOF\nb", [["cat"], ["b"]]),
         ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
