@@ -17,35 +17,23 @@ class JsonLines:
 
     def __init__(self) -> None:
         # private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin
-        self._input: IO[bytes] = os.fdopen(os.dup(0), "rb", buffering=0)
+        self._input: IO[bytes] = os.fdopen(os.dup(0), "rb")
         self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        self._unread = b""
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)
 
-    def fileno(self) -> int:
-        """The descriptor that becomes readable when the parent writes."""
-        return self._input.fileno()
-
-    def received(self) -> list[dict[str, Any]] | None:
-        """The messages that one read brings; None once the parent has closed its end."""
-        chunk = self._input.read(1 << 16)
-        *lines, self._unread = (self._unread + (chunk or b"")).split(b"\n")
-        return [json.loads(line) for line in lines] if chunk else None
-
     def read(self) -> Iterator[dict[str, Any]]:
         """The messages of the parent, as they come, until it closes its end."""
-        while (messages := self.received()) is not None:
-            yield from messages
+        for line in self._input:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
 
-    def write(
-        self, message: dict[str, Any], *, default: Callable[[Any], Any] | None = None
-    ) -> None:
+    def write(self, message: dict[str, Any]) -> None:
         """One message; a parent that no longer reads is gone: the end of the input says so."""
         with contextlib.suppress(BrokenPipeError):
-            self._output.write(json.dumps(message, default=default) + "\n")
+            self._output.write(json.dumps(message) + "\n")
             self._output.flush()
 
     def send(self, event: str, **fields: object) -> None:
