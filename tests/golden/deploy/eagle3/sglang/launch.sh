@@ -10,12 +10,8 @@
 #   it if SGLang runs out of memory
 # - `enforce_eager` is --disable-decode-cuda-graph and --disable-prefill-cuda-graph, formerly
 #   --disable-cuda-graph
-<<<<<<< HEAD
-# - --enable-metrics: without it SGLang has no /metrics, which vLLM always has
-# specserve has never started SGLang: measure before you rely on it.
-=======
 # - --enable-metrics: without it SGLang has no /metrics, which vLLM has
->>>>>>> 04c618c2 (sglang: what changes speed or memory alone is left out with a note, so the shipped pairs render)
+# specserve has never started SGLang: measure before you rely on it.
 set -eu
 export NCCL_DEBUG=WARN
 exec sglang serve \
