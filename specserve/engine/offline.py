@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import zip_longest
 from multiprocessing import active_children, connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -47,31 +48,24 @@ def _read(lines: JsonLines, messages: Messages) -> None:
 def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat: bool) -> Any:
     """vLLM's SamplingParams for one line, over the model's generation config, over vLLM's defaults.
 
-    Each value is checked against the type that the engine process will decode: a wrong one would
-    kill the engine, not the request. Without `max_tokens` a prompt gets 16 and a chat the rest of
-    the context, as from vLLM's server. Raises ValueError with the parameter's name.
+    The types are checked here: a wrong one would kill the engine, not the request. Without
+    `max_tokens` a prompt gets 16 and a chat the rest of the context, as from vLLM's server. Raises
+    ValueError with the parameter's name.
     """
     import msgspec
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    fields = {field.name: field for field in msgspec.structs.fields(SamplingParams)}
-    limit, server = defaults.get("max_tokens"), _SERVER_MAX_TOKENS
-    values = {**defaults, "max_tokens": limit if is_chat else min(limit or server, server)}
     for name, value in given.items():
-        if name == "n" and value == 1:
-            continue
-        if name in _NOT_PER_LINE:
+        if name in _NOT_PER_LINE and (name, value) != ("n", 1):
             raise ValueError(f"`{name}` cannot be used here: each line produces one text")
-        if name not in fields or name.startswith("_"):
+        if name not in SamplingParams.__struct_fields__ or name.startswith("_"):
             raise ValueError(f"unknown sampling parameter `{name}`")
-        try:
-            values[name] = msgspec.convert(value, fields[name].type, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"`{name}`: {error}") from None
-        except TypeError:  # a type that msgspec cannot check, such as an array; vLLM checks it
-            values[name] = value
-    return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+    limit, server = defaults.get("max_tokens"), _SERVER_MAX_TOKENS
+    values = {**defaults, "max_tokens": limit if is_chat else min(limit or server, server), **given}
+    params = msgspec.convert(values, SamplingParams, str_keys=True)
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    return params
 
 
 class Generation:
@@ -112,15 +106,12 @@ class Generation:
     def _add(self, message: dict[str, Any]) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        index, chat, prompt = message["index"], message.get("messages"), message.get("prompt")
-        given, defaults = message["params"], self._defaults
+        index, is_chat = message["index"], "messages" in message
         try:
-            params = sampling_params(given, defaults=defaults, is_chat=chat is not None)
-            if chat is not None:
-                (request_id,) = self._llm.enqueue_chat([chat], params, use_tqdm=False)
-            else:
-                key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-                (request_id,) = self._llm.enqueue([{key: prompt}], params, use_tqdm=False)
+            params = sampling_params(message["params"], defaults=self._defaults, is_chat=is_chat)
+            enqueue = self._llm.enqueue_chat if is_chat else self._llm.enqueue
+            asked = message["messages" if is_chat else "prompt"]
+            (request_id,) = enqueue(asked, params, use_tqdm=False)
         except EngineDeadError:
             raise
         except Exception as error:  # whatever vLLM finds wrong with one request concerns it alone
@@ -157,18 +148,15 @@ class Generation:
 
     def _acceptance(self) -> dict[str, Any] | None:
         """The speculation counters of all engines; None where the engine does not speculate."""
-        counts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
-        positions: list[int] = []
-        speculates = False
+        counts: dict[str, Any] = {"accepted_per_position": []}
         for metric in self._llm.get_metrics():
             name = metric.name.removeprefix("vllm:spec_decode_num_")
-            if name in counts:
-                counts[name] += metric.value
-                speculates = True
+            if name in ("drafts", "draft_tokens", "accepted_tokens"):
+                counts[name] = counts.get(name, 0) + metric.value
             elif name == "accepted_tokens_per_pos":
-                positions += [0] * (len(metric.values) - len(positions))
-                positions = [sum(pair) for pair in zip(positions, metric.values, strict=True)]
-        return {**counts, "accepted_per_position": positions} if speculates else None
+                pairs = zip_longest(counts["accepted_per_position"], metric.values, fillvalue=0)
+                counts["accepted_per_position"] = [sum(pair) for pair in pairs]
+        return counts if "drafts" in counts else None
 
     def _watch(self, processes: list[BaseProcess]) -> None:
         """Notice an engine process that dies without a word: vLLM's client would wait for ever."""
@@ -186,14 +174,14 @@ class Generation:
         self._llm.llm_engine.engine_core.shutdown()
 
 
-def _on_sigterm(*_: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(143)
-
-
 def generate(lines: JsonLines) -> None:
     """Serve the protocol; exit code 143 when it is stopped."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+
+    def stop(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(143)
+
+    signal.signal(signal.SIGTERM, stop)
     messages = Messages()
     threading.Thread(target=_read, args=(lines, messages), daemon=True).start()
     generation = Generation(lines, messages, engine_kwargs=messages.get()["engine_kwargs"])
