@@ -23,7 +23,7 @@ _OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
-_SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-[a-z]+ )*-[a-z]*c ")
+_SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-\S+ (?:\w+ )?)*?-[a-z]*c ")
 _COMMAND = ("entrypoint", "command", "args")
 _READ = (
     "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name", "gpus",

@@ -40,6 +40,7 @@ _SWITCH = re.compile(
 )
 """The options of `docker run` and `podman run` that take no value."""
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
+_OF_VLLM = re.compile("--(model|max-model-len|tensor-parallel-size|gpu-memory-utilization)")
 _MOST_NESTED = 4
 _NOT_OF_AN_ENGINE = ("PS1", "HOME", "SHELL", "LANG", "PWD")
 _OF_AN_ENGINE = re.compile(
@@ -159,8 +160,9 @@ def script_starts(
         )  # fmt: skip
         inside = starts(command.words, inner, nested=nested + 1)
         found += [item for item in inside if _as_written(item) not in map(_as_written, found)]
-        first = command.words[0].text.rpartition("/")[2]
-        if not inside and first not in _CHANGES_NOTHING and not ASSIGNMENT.fullmatch(command.words[0].text):
+        programs = (word.text for word in command.words if not ASSIGNMENT.fullmatch(word.text))
+        first = next(programs, "echo").rpartition("/")[2]
+        if not inside and first not in _CHANGES_NOTHING:
             texts = (readable(word.text) for word in command.words)
             shown = " ".join(f'"{text}"' if re.search("[ <>&|;]", text) else text for text in texts)
             shown = " ".join(shown.split())
@@ -309,7 +311,7 @@ def in_container(
     open_image, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
     own = entry is None or entry.text.rpartition("/")[2] == "vllm"
     options = first == "serve" or first.startswith("--") or is_model(first) or bool(UNKNOWN.match(first))
-    named = any(word.text.startswith("--model") for word in words) if open_image else is_image(image.text)
+    named = any(_OF_VLLM.match(word.text) for word in words) if open_image else is_image(image.text)
     if not (own and options and named):
         return []
     return [replace(found, start=image, words=words[first == "serve" :])]

@@ -307,11 +307,11 @@ def launches(text: str, *, file: str) -> list[Launch]:
                 settings = {key: Setting(key, held, key, known.get(key)) for key, held in nodes.items()}
                 start = Word(f"{name}(…)", source.span(node))
                 made = [Launch(ENGINES[name], start, settings=settings)] if settings else []
-            case ast.Call(func=function, args=[first, *_]) if _name(function) in _RUNS and isinstance(
-                command := source.value(first), str
-            ):
-                if STARTS.search(command):
-                    made = script_starts(script(command, file=file, line=first.lineno), command)
+            case ast.Call(func=function, args=args) if _name(function) in _RUNS:
+                text_at = args[0] if args else getattr(function, "value", node)
+                command = source.value(text_at)
+                if isinstance(command, str) and STARTS.search(command):
+                    made = script_starts(script(command, file=file, line=node.lineno), command)
             case ast.Call(func=function, args=[_, _, *_] as args) if (
                 _name(function) == "create_subprocess_exec"
             ):

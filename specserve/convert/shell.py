@@ -33,6 +33,7 @@ _CONDITION = re.compile(r"^(\s*)(if|elif|while|until)\b.*?(;\s*(?:then|do))?\s*$
 _OPTION_OR_START = re.compile(r"(^|[\s('\"])--?[a-zA-Z]|vllm|sglang|^\s*['\"]?\)|\($")
 _PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
 """A text at its blanks, those within quotes aside."""
+_IS_EMPTY = re.compile(r"""\[\[? -z ["']?\$\{?(\w+)(?::?-)?\}?["']? \]\]?""")
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
@@ -174,7 +175,7 @@ class _Shell:
     def _list(self, node: Node) -> None:
         left, operator, right = node.children[0], node.children[1].type, node.children[-1]
         self.run(left)
-        if operator == "&&" and left.type != "test_command":
+        if operator == "&&" and (left.type != "test_command" or self.is_unset(_source_of(left))):
             self.run(right)  # a command is taken to succeed
         else:
             condition = _source_of(left)
@@ -188,7 +189,18 @@ class _Shell:
             said = [child for child in own[1:then] if child.is_named]
             self._all(child for child in said if not child.type.startswith("test"))
             bodies.append((" ".join(map(_source_of, said)) if said else _ELSE, own[then:]))
-        self._choose(bodies)
+        if self.is_unset(bodies[0][0]):
+            self._all(child for child in bodies[0][1] if child.is_named)
+        else:
+            self._choose(bodies)
+
+    def is_unset(self, condition: str) -> bool:
+        """Whether a condition is that a variable is empty which only the environment could set: its default follows."""
+        test = _IS_EMPTY.fullmatch(condition)
+        if not test or (test[1] in self.variables and test[1] not in self.outside):
+            return False
+        self.assume(f"`${test[1]}`, which only the environment sets, is taken as empty")
+        return True
 
     def _case_statement(self, node: Node) -> None:
         subject, *items = [child for child in node.named_children if child.type != "comment"]
@@ -413,6 +425,9 @@ class _Shell:
             if kind == "=":
                 self.variables[name] = _finished(text)
             return text
+        if kind == "+" and values is None and name.isidentifier():
+            start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
+            return unknown_if(_finished(self._inside(node, rest, start, quoted=quoted)), f"${name} is set")
         if kind == "+":
             return ""
         if values is None or kind not in ("", "-", "=", "?"):

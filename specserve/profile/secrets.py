@@ -20,7 +20,7 @@ _NAME = re.compile(
 )
 _OTHER_NAME = re.compile(
     r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
-    r"|(num|max|min)_(\w{1,40}_)?tokens|(routing|meta|partition|sort|cache|index)_keys?|(pre|post|custom)_pass)$",
+    r"|(num|max|min)_(\w{1,40}_)?(tokens|keys)|(routing|meta|prefix|sort|cache|index)_keys?|(pre|post|custom)_pass)$",
     re.I,
 )
 """Of a tokenizer, of a router or a cache, and of a compiler."""

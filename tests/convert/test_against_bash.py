@@ -52,7 +52,7 @@ def by_us(text: str) -> list[list[str]]:
         'declare -a x=(--a 1)\nx+=(--b "2 3")\nvllm serve m "${x[@]}"',
         "readonly M=org/m\nvllm serve $M",
         'A=0\nexport A=1 B="$A 2"\nvllm serve $B "$B"',
-        "vllm serve ${A:-${B:-org/m}} ${C:---x 1} ${D:+y}",
+        "vllm serve ${A:-${B:-org/m}} ${C:---x 1}",
         ': "${M:=org/m}"\nvllm serve $M',
         'set -- a "b c"\nvllm serve "$@" $1',
         'f() { vllm serve "$1" "${@}" "$*"; shift; vllm serve $1; }\nf org/m "x y"',
@@ -71,6 +71,8 @@ def by_us(text: str) -> list[list[str]]:
         "A=1 \\\n# --b 2 \\\nvllm serve m",
         "case a in *[!$' \\t']*) X=1 ;; esac\nvllm serve m",
         'X="${X:-}"\nvllm serve m $X --a',
+        '[ -z "$M" ] && M=org/m\nif [[ -z ${P:-} ]]; then P=1; fi\nvllm serve $M $P',
+        'A=()\nvllm serve m ${A[@]+"${A[@]}"} --b',
         'M=org/m\nwhile [[ $# -gt 0 ]]; do M=$1; shift; done\nvllm serve "$M"',
     ],
 )

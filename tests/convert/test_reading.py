@@ -198,6 +198,7 @@ def test_a_variable_without_a_default_is_open_in_quotes_and_taken_as_empty_witho
         (CONFIG_MAP, "map.yaml"),
         ("os.system('vllm serve org/m')", "x.py"),
         ("run(['vllm', 'serve', 'org/m'])", "x.py"),
+        ("run('vllm serve org/m'.split())", "x.py"),
     ],
 )
 def test_a_command_in_other_text_is_read(text: str, file: str) -> None:
@@ -210,6 +211,7 @@ def test_a_command_in_other_text_is_read(text: str, file: str) -> None:
         ("vllm serve a/b --seed 1\n--port 9", "`--port` is read as part of the command above"),
         ("python -m dynamo.vllm --model a/b", "NVIDIA Dynamo's worker"),
         ("numactl -N 0 vllm serve a/b", "`numactl -N 0` before the engine is left out"),
+        ("A=b apt-get install x\nvllm serve a/b", "left out: `A=b apt-get install x`"),
         ("pip install x\nvllm serve a/b", "set-up before the launch is left out: `pip install x`"),
         ("export PATH=/x:$PATH\nvllm serve a/b", "`PATH` is left out"),
         ("f() {\nvllm serve a/b\n}", "nothing in the source calls its function `f`"),

@@ -44,6 +44,7 @@ def words(text: str) -> list[list[str]]:
             "A=(a)\nif [ x ]; then A+=(--b $C); elif y; then A+=(--d); fi\nc ${A[@]}",
             [["y"], ["c", "a", unknown_if("--b $C", "[ x ]"), unknown_if("--d", "y")]],
         ),
+        ('c ${X:+--b "$X"}', [["c", unknown_if("--b $X", "$X is set")]]),
         (
             "[ x ] || A=--b\nc $A",
             [["c", unknown_if("--b", "[ x ] fails")]],
