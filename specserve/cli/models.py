@@ -43,7 +43,7 @@ def lock(
         profile = load_profile(file)
         try:
             if not check:
-                say_locked(lock_profile(profile, offline=is_offline()), profile)
+                say_locked(lock_profile(profile), profile)
                 continue
             state, problems = lock_problems(profile, ask_hub=not is_offline())
         except FactError as error:

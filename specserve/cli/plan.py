@@ -78,8 +78,8 @@ def diff(
 ) -> None:
     """Compare two launches, and show where each value comes from.
 
-    diff compares arguments, environment and the other sections of the profiles, for the newest vLLM
-    version that both allow. The exit code is 0, as with `git diff`.
+    diff compares arguments and environment, for the newest vLLM version that
+    both allow. The exit code is 0, as with `git diff`.
 
     \b
     specserve diff configs/qwen3-8b-draft.yaml configs/qwen3-8b-dflash.yaml
@@ -99,8 +99,8 @@ def diff(
         say(f"note: not compared: {escaped(text)}")
     if format == "json":
         out(json_document(comparison))
-    elif comparison.count:
+    elif (found := len(comparison.argv) + len(comparison.env)) or a.plan.vllm != b.plan.vllm:
         out(difference_text(a, b, comparison))
-        say(f"Found {count(comparison.count, 'difference')}")
+        say(f"Found {count(found, 'difference')}")
     else:
         say("No difference")

@@ -30,7 +30,7 @@ ELSEWHERE: Mapping[str, str] = {
     "shutdown_timeout": "server.shutdown_timeout_s",
     "device_ids": "hardware.devices",
 }
-"""vLLM arguments that a profile says in its own way; those it says by vLLM's name are known to the profile."""
+"""vLLM arguments that a profile says in its own way, and not by vLLM's name."""
 _OF_TARGET = ("dtype", "quantization")
 """What `target` says by vLLM's name, and the profile itself does not judge."""
 _PLUGS = {"tool_call_parser": "tool_parser_plugin", "reasoning_parser": "reasoning_parser_plugin"}
@@ -48,7 +48,7 @@ _Judged = ArgumentProblem | tuple[str, Argument, Any]
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
-    """What this version refuses in `target`, `engine`, `frontend` and `speculation`, in the profile's order.
+    """What this version refuses in a profile, in its order.
 
     Values that cannot be read are passed over: their own findings tell them.
     """
@@ -77,7 +77,9 @@ def _arguments(profile: Profile, table: VllmTable) -> Iterator[_Judged]:
 def _of_block(path: str, block: schema.Speculation, table: VllmTable) -> Iterator[_Judged]:
     if block.method not in table.methods:
         text = f"vLLM {table.minor} has no method `{block.method}`"
-        yield ArgumentProblem(f"{path}.method", text, f"it has {', '.join(table.methods)}", "unknown")
+        yield ArgumentProblem(
+            f"{path}.method", text, f"it has {', '.join(table.methods)}", "unknown"
+        )
     for name, value in block.keys.items():
         if name not in table.speculation:
             text = f"vLLM {table.minor} has no `{name}` in its speculative config"
@@ -87,7 +89,11 @@ def _of_block(path: str, block: schema.Speculation, table: VllmTable) -> Iterato
 
 
 def _given(
-    section: Literal["engine", "frontend"], name: str, value: Any, given: Mapping[str, Any], table: VllmTable
+    section: Literal["engine", "frontend"],
+    name: str,
+    value: Any,
+    given: Mapping[str, Any],
+    table: VllmTable,
 ) -> _Judged:
     """One argument of `engine` or `frontend`; `given`: both of them."""
     path, known = f"{section}.{name}", getattr(table, section)
@@ -107,19 +113,15 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     """What the author of an unknown argument may have meant."""
     known = {**table.engine, **table.frontend}
     bare = name.removeprefix("--").replace("-", "_")
-    if bare != name and bare in known:
-        return f"write it as vLLM's Python name: `{bare}`"
-    whole, dot, rest = bare.partition(".")
-    if dot and whole in known:
-        return f"write it as a mapping: `{whole}: {{{rest}: …}}`"
     if name in known:
-        owner, other = ("server", "frontend") if section == "engine" else ("engine", "engine")
-        return f"it is an argument of vLLM's {owner}: write it under `{other}`"
+        return f"write it under `{'frontend' if section == 'engine' else 'engine'}`"
+    if bare in known:
+        return f"write it as vLLM's Python name: `{bare}`"
     old = ARGUMENTS.get(bare)
     if old is not None:
         return f"write it as `{old.now}`" if old.now else f"leave it out: {old.why}"
     positive = re.sub(r"^no_|^disable_(?=enable_)", "", bare)
-    if positive in known and known[positive].negatable and isinstance(value, bool):
+    if positive in known and isinstance(value, bool):
         return f"write `{positive}: {'false' if value else 'true'}`"
     word = did_you_mean(name, known)
     places = {**schema.ELSEWHERE, **ELSEWHERE}

@@ -51,8 +51,10 @@ def this_host() -> Host:
     return Host(
         python=sys.executable,
         vllm_script=str(script) if script.exists() else None,
-        vllm_metadata=_version_of("vllm") is not None,
-        plugin=any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins")),
+        vllm_metadata=any(metadata.distributions(name="vllm")),
+        plugin=any(
+            point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins")
+        ),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
@@ -61,20 +63,10 @@ def this_host() -> Host:
     )
 
 
-def _version_of(name: str) -> str | None:
-    """The version of an installed distribution; None without one."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def localize(
     plan: LaunchPlan, *, installed: Installed, host: Host, environ: Mapping[str, str] = os.environ
 ) -> LaunchPlan:
-    """The plan as it starts on this machine. `environ` is the environment that the server inherits."""
+    """The plan as it starts on this machine. `environ`: what the server inherits."""
     plan = _with_program(plan, installed=installed, host=host)
     if installed.platform != "cpu":
         return plan
@@ -88,7 +80,11 @@ def _with_program(plan: LaunchPlan, *, installed: Installed, host: Host) -> Laun
     model, rest = plan.argv[2], plan.argv[3:]
     if host.vllm_metadata:
         program = (host.vllm_script, "serve") if host.vllm_script else None
-        argv = (*(program or (host.python, "-m", "vllm.entrypoints.cli.main", "serve")), model, *rest)
+        argv = (
+            *(program or (host.python, "-m", "vllm.entrypoints.cli.main", "serve")),
+            model,
+            *rest,
+        )
         return replace(plan, argv=argv)
     # the module form ignores a positional model and would serve vLLM's default
     argv = (host.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *rest)
@@ -98,7 +94,9 @@ def _with_program(plan: LaunchPlan, *, installed: Installed, host: Host) -> Laun
 
 def _with_openmp(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
     before = _value(plan, environ, "LD_PRELOAD")
-    if host.openmp is None or "libiomp5" in before or " " in host.openmp:  # LD_PRELOAD knows no quotes
+    if (
+        host.openmp is None or "libiomp5" in before or " " in host.openmp
+    ):  # LD_PRELOAD knows no quotes
         return plan
     value = f"{host.openmp}:{before}" if before else host.openmp
     return plan.with_env("LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
@@ -109,21 +107,19 @@ def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -
     if ranks == 1 or ranks <= host.numa_nodes or _value(plan, environ, "VLLM_CPU_OMP_THREADS_BIND"):
         return plan
     why = f"vLLM binds one rank to a NUMA node, and {ranks} ranks share {host.numa_nodes}"
-    if len(host.cpus) < ranks:
-        return plan.with_env("VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
     share = len(host.cpus) // ranks
     parts = [host.cpus[rank * share : (rank + 1) * share] for rank in range(ranks)]
-    value = "|".join(",".join(str(cpu) for cpu in part) for part in parts)
+    value = "|".join(",".join(map(str, part)) for part in parts) if share else "nobind"
     return plan.with_env("VLLM_CPU_OMP_THREADS_BIND", value, why)
 
 
 def _ranks(plan: LaunchPlan) -> int:
-    sizes = [plan.engine_kwargs.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data")]
-    ranks = 1
-    for size in sizes:
-        ranks *= size if isinstance(size, int) else 1
-    nodes = plan.engine_kwargs.get("nnodes", 1)
-    return ranks // nodes if isinstance(nodes, int) else ranks
+    sizes = [
+        plan.engine_kwargs.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data")
+    ]
+    nodes = plan.engine_kwargs.get("nnodes")
+    ranks = math.prod(size for size in sizes if isinstance(size, int))
+    return ranks // (nodes if isinstance(nodes, int) else 1)
 
 
 def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
@@ -131,9 +127,7 @@ def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     if not host.plugin or not isinstance(listed, str) or PLUGIN in listed.split(","):
         return plan
     value = ",".join([*filter(None, listed.split(",")), PLUGIN])
-    why = (
-        "your allow-list would drop the cure for text corrupted at temperature > 0 (vllm-project/vllm#55005)"
-    )
+    why = "your allow-list would drop the cure for corrupted text (vllm-project/vllm#55005)"
     return plan.with_env("VLLM_PLUGINS", value, why)
 
 
@@ -144,17 +138,19 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     size = default_kv_bytes(host.capacity_bytes)
     why = "vLLM would claim 92 % of all memory; specserve plans a quarter of it, at most 4 GiB"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
-    return replace(plan.with_option("--kv-cache-memory-bytes", str(size), why=why), engine_kwargs=kwargs)
+    return replace(
+        plan.with_option("--kv-cache-memory-bytes", str(size), why=why), engine_kwargs=kwargs
+    )
 
 
 def default_kv_bytes(capacity_bytes: int) -> int:
-    """The KV cache of a CPU launch whose profile sets none: a quarter of the machine's memory, 0.25 to 4 GiB."""
+    """The KV cache of a CPU launch whose profile sets none: a quarter of memory, 0.25 to 4 GiB."""
     quarter = _GIB // 4
     return max(quarter, min(4 * _GIB, capacity_bytes // 4) // quarter * quarter)
 
 
 def kv_cache_bytes(arguments: Mapping[str, object], env: Mapping[str, object]) -> int | None:
-    """The size of the KV cache that engine arguments or, on the CPU, variables set; None: a share of the memory."""
+    """The size of the KV cache by arguments or, on the CPU, variables; None: a share of memory."""
     value = arguments.get("kv_cache_memory_bytes")
     value = human_int(value) if isinstance(value, str) else value
     if type(value) is int:

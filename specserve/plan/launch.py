@@ -38,13 +38,13 @@ class LaunchOptions:
     node: LaunchNode | None = None
     """Which of several nodes this is."""
     whole: bool = False
-    """Without a `node`, plan all of several nodes in one, without their flags; else that is an error."""
+    """Without a `node`, plan all of several nodes in one; else that is an error."""
     vllm: str | None = None
     """Plan for this version, not for the installed one."""
     starts: bool = True
     """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
     locked: bool | None = None
-    """The lock beside the profile must be there, and all that it names; False: it is ignored; None: it is used."""
+    """The lock must be there, and all that it names; False: it is ignored; None: it is used."""
     check: bool = True
     passed: Collection[str] = ()
     """Codes of errors that do not stop the launch."""
@@ -63,11 +63,11 @@ class Planned:
 
 
 def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) -> Planned:
-    """The launch of a profile by the vLLM that is installed `here`, or by the version that the options name.
+    """The launch of a profile by the vLLM that is installed `here`, or by the options' version.
 
-    A plan that is not to be run here is for the newest vLLM of the profile's range if the installed one is not in
-    it, or is for another kind of accelerator: several ranks without `hardware` are for GPUs, if it is a plan to
-    look at. Raises UsageError and FactError.
+    A plan that is only looked at is for the newest vLLM of the profile's range if the installed one
+    is not in it, or for another accelerator: several ranks without `hardware` are for GPUs. Raises
+    UsageError and FactError.
     """
     from specserve.plan.locking import at_lock, without_hub
     from specserve.plan.nodes import share_of_node
@@ -76,18 +76,22 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     profile, lock = at_lock(written, is_needed=options.locked)
     kind = profile.hardware.accelerator if profile.hardware else None
     is_cpu = None if kind is None else kind.strip().lower() == "cpu"
-    ranks = world_size(profile) if is_cpu is None and options.whole else 1  # else it is for this machine
+    ranks = (
+        world_size(profile) if is_cpu is None and options.whole else 1
+    )  # else it is for this machine
     vllm = _vllm(profile, options, is_cpu=False if ranks > 1 else is_cpu, here=here)
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
         from specserve.hardware.host import free_port
 
         port = free_port(profile.server.host)
-    plan = launch(profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port)
+    plan = launch(
+        profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port
+    )
     plan = share_of_node(plan, profile, vllm.table, options.node, whole=options.whole)
     if vllm.installed is None:
         if ranks > 1 and plan.platform == "cuda":
-            why = f"assumed: GPUs, because `hardware` names no accelerator and the launch needs {ranks}"
+            why = f"assumed: {ranks} GPUs, because `hardware` names no accelerator"
             plan = replace(plan, added=(Added("platform", why), *plan.added))
         return Planned(profile, plan, written)
     from specserve.plan.host import localize, this_host
@@ -98,7 +102,9 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     return Planned(profile, plan, written, host)
 
 
-def _vllm(profile: Profile, options: LaunchOptions, *, is_cpu: bool | None, here: Vllm | None) -> Vllm:
+def _vllm(
+    profile: Profile, options: LaunchOptions, *, is_cpu: bool | None, here: Vllm | None
+) -> Vllm:
     """A named version, else the installed one, else the newest in the range. Raises FactError.
 
     `is_cpu`: what the profile's accelerator is, None if it names none.
@@ -132,9 +138,14 @@ class _Item:
 
 
 def launch(
-    profile: Profile, *, table: VllmTable, platform: str, version: str | None = None, port: int | None = None
+    profile: Profile,
+    *,
+    table: VllmTable,
+    platform: str,
+    version: str | None = None,
+    port: int | None = None,
 ) -> LaunchPlan:
-    """The launch of a profile by one vLLM version on `cpu` or `cuda`. `port` overrides the profile's.
+    """The launch of a profile by one vLLM version on `cpu` or `cuda`. `port`: instead of its own.
 
     Raises UsageError for an argument that this version does not have.
     """
@@ -180,7 +191,7 @@ def launch(
 
 
 def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
-    """Every argument after the model, in the order of the profile's sections; then what specserve adds."""
+    """Every argument after the model, in the profile's order; then what specserve adds."""
     spans, server = profile.spans, profile.server
     for name, key in keys_of(Target).items():
         value = getattr(profile.target, name)
@@ -190,7 +201,9 @@ def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
         config, span = profile.speculation.keys, spans.get("speculation")
         yield _Item(table.engine["speculative_config"], config, span, offline=True)
     for name, value in profile.engine.items():
-        if name != PER_REQUEST_METRICS or profile.speculation:  # vLLM refuses it without speculation
+        if (
+            name != PER_REQUEST_METRICS or profile.speculation
+        ):  # vLLM refuses it without speculation
             yield _Item(table.engine[name], value, spans.get(f"engine.{name}"), offline=True)
     for name, value in profile.frontend.items():
         if name != PER_REQUEST_METRICS or profile.speculation:
@@ -203,21 +216,30 @@ def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
     yield _Item(table.frontend["port"], port, spans.get("server.port"))
     if "shutdown_timeout" in table.engine:
         seconds = max(0, int(server.shutdown_timeout_s) - DRAIN_MARGIN_S)
-        why = f"time for running requests to finish: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
+        why = f"time to finish requests: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
         yield _Item(table.engine["shutdown_timeout"], seconds, None, why=why)
     quiet = {QUIET_PATHS, "disable_uvicorn_access_log"} & set(profile.frontend)
     if not quiet and QUIET_PATHS in table.frontend:
         why = "`up`, `watch` and probes ask for these every few seconds: the log stays readable"
         yield _Item(table.frontend[QUIET_PATHS], "/health,/metrics", None, why=why)
-    wanted = profile.speculation and PER_REQUEST_METRICS not in {**profile.engine, **profile.frontend}
+    wanted = profile.speculation and PER_REQUEST_METRICS not in {
+        **profile.engine,
+        **profile.frontend,
+    }
     argument = table.engine.get(PER_REQUEST_METRICS) or table.frontend.get(PER_REQUEST_METRICS)
     if wanted and argument:
-        yield _Item(argument, "summary", None, why="`specserve ask` shows the acceptance of its own request")
+        yield _Item(
+            argument, "summary", None, why="`specserve ask` shows the acceptance of its own request"
+        )
 
 
-def _environment(profile: Profile, *, platform: str) -> tuple[Mapping[str, str | FromEnv], list[Origin]]:
+def _environment(
+    profile: Profile, *, platform: str
+) -> tuple[Mapping[str, str | FromEnv], list[Origin]]:
     env: dict[str, str | FromEnv] = dict(profile.env)
-    origins = [Origin(name, value, profile.spans.get(f"env.{name}")) for name, value in profile.env.items()]
+    origins = [
+        Origin(name, value, profile.spans.get(f"env.{name}")) for name, value in profile.env.items()
+    ]
     if profile.server.api_key_env:
         env["VLLM_API_KEY"] = FromEnv(profile.server.api_key_env)
         name = f"${profile.server.api_key_env}"
@@ -232,7 +254,7 @@ def _environment(profile: Profile, *, platform: str) -> tuple[Mapping[str, str |
 
 
 def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPlan:
-    """The same launch with other names or folders of its models; a `draft` of None is left as it is."""
+    """The same launch with other names or folders of its models; None: the draft stays."""
     argv = list(plan.argv)
     argv[2] = target
     if draft is not None:
@@ -242,7 +264,7 @@ def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPl
 
 
 def plainest(target: str, draft: str) -> tuple[list[str], list[str]]:
-    """The words after `vllm serve` of launches that ask for nothing unusual, without and with a head."""
+    """The words after `vllm serve` of plain launches, without and with a head."""
     words = [target, "--max-num-seqs", "1"]
     block = {"method": "eagle3", "model": draft, "num_speculative_tokens": 1}
     return words, [*words, "--speculative-config", json.dumps(block)]

@@ -14,7 +14,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 @dataclass(frozen=True, slots=True)
 class FromEnv:
-    """A value that stands in the environment variable `name` of whoever launches; the plan never holds it."""
+    """A value in the environment variable `name` of whoever launches; the plan never holds it."""
 
     name: str
 
@@ -29,7 +29,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a piece of the plan was written: `key` is a flag or variable, `span` None where specserve added it."""
+    """Where a flag or variable of the plan was written; `span` is None where specserve added it."""
 
     key: str
     value: str
@@ -38,7 +38,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch of vLLM. `argv` starts with the program; `env` is what is set on top of the inherited one."""
+    """One launch of vLLM. `argv` starts with the program; `env` is set over the inherited one."""
 
     name: str
     fingerprint: str
@@ -64,21 +64,30 @@ class LaunchPlan:
 
     @property
     def api_key_env(self) -> str | None:
-        """The environment variable that holds the server's key; None if the server takes requests without one."""
+        """The environment variable that holds the server's key; None without a key."""
         return next((value.name for value in self.env.values() if isinstance(value, FromEnv)), None)
 
     def with_env(self, name: str, value: str, why: str) -> LaunchPlan:
         """The plan with a variable that specserve adds."""
-        origins = (*(origin for origin in self.origins if origin.key != name), Origin(name, value, None))
+        origins = (
+            *(origin for origin in self.origins if origin.key != name),
+            Origin(name, value, None),
+        )
         added = (*self.added, Added(name, why))
         return replace(self, env={**self.env, name: value}, added=added, origins=origins)
 
-    def with_option(self, flag: str, value: str, *, span: Span | None = None, why: str = "") -> LaunchPlan:
+    def with_option(
+        self, flag: str, value: str, *, span: Span | None = None, why: str = ""
+    ) -> LaunchPlan:
         """The plan with an option of vLLM, in the place of the one of that name if there is one.
 
         `span`: where it is written; `why`: the reason why specserve adds it.
         """
-        argv, origins, words = list(self.argv), list(self.origins), [flag, value] if value else [flag]
+        argv, origins, words = (
+            list(self.argv),
+            list(self.origins),
+            [flag, value] if value else [flag],
+        )
         at = argv.index(flag) if flag in argv else len(argv)
         argv[at : at + len(words)] = words
         place = next((i for i, origin in enumerate(origins) if origin.key == flag), len(origins))
@@ -99,7 +108,7 @@ class LaunchPlan:
 
 
 def host_in_url(host: str) -> str:
-    """Where a client on the server's machine reaches what listens on a host, as it stands in a URL."""
+    """Where a client on the server's machine reaches a host, as it stands in a URL."""
     found = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"[{found.replace('%', '%25')}]" if ":" in found else found
 
@@ -117,9 +126,9 @@ class Startable(Protocol):
 
 
 def shell(plan: Startable) -> str:
-    """One command for a POSIX shell; pasted, it starts the same server. Keys stay in their variables.
+    """One command for a POSIX shell that starts the same server. Keys stay in their variables.
 
-    The shell refuses to start it where such a variable is unset or empty, for vLLM would serve without a key.
+    The shell refuses it where such a variable is unset: vLLM would serve without a key.
     """
     start = next((i for i, word in enumerate(plan.argv) if word.startswith("--")), len(plan.argv))
     # assignments, not `env NAME=…`: the argv of `env` shows for a moment in the process list

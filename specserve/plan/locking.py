@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Literal
 from specserve.errors import FactError, UsageError
 from specserve.files import write_named
 from specserve.models.facts import ModelFacts
-from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub
+from specserve.models.hub import find_snapshot, is_offline, read_from_hub
 from specserve.models.lock import (
     Drift,
     Lock,
@@ -27,39 +26,37 @@ from specserve.models.lock import (
 )
 from specserve.models.read import local_path, read_model, refuse_no_hub_id
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.uses import ModelUse, model_uses
+from specserve.plan.uses import ModelUse, cache_of, model_uses
 from specserve.profile.schema import Profile, Speculation
-from specserve.profile.source import recall
 
 
 def lock_of(profile: Profile) -> Lock | None:
-    """The lock beside a profile; None where there is none. Raises FactError for one that cannot be used."""
+    """The lock beside a profile; None where there is none. Raises FactError for a bad one."""
     file = lock_path(profile.file)
     return read_lock(file) if file else None
 
 
-def entries(profile: Profile, lock: Lock) -> list[tuple[ModelUse, ModelFacts | None, str]]:
-    """Every model of a profile, what the lock has of it (None: nothing, or another revision), and what that is."""
-    uses = model_uses(profile)
-    found = [lock.find(use.model, revision=use.revision) for use in uses]
-    return [(use, entry, identity(entry) if entry else "") for use, entry in zip(uses, found, strict=True)]
+def entries(profile: Profile, lock: Lock) -> list[tuple[ModelUse, ModelFacts | None]]:
+    """Every model of a profile, and what the lock has of it at that revision."""
+    return [(use, lock.find(use.model, revision=use.revision)) for use in model_uses(profile)]
 
 
 def not_locked(profile: Profile, lock: Lock) -> tuple[ModelUse, ...]:
     """The models of a profile that its lock does not have, or has for another revision."""
-    return tuple(use for use, entry, _ in entries(profile, lock) if entry is None)
+    return tuple(use for use, entry in entries(profile, lock) if entry is None)
 
 
 def locked(profile: Profile, lock: Lock) -> Profile:
-    """The profile with the commit of each model of the Hub as its revision; places stay where they are.
+    """The profile with the commit of each model of the Hub as its revision; places stay.
 
-    What the lock does not have keeps its own revision. The fingerprint then rests on the locked contents.
+    What the lock does not have keeps its own revision. The fingerprint rests on locked contents.
     """
     identities: dict[tuple[str, str | None], str] = {}
     commits: dict[str, str] = {}
-    for use, entry, name in entries(profile, lock):
+    for use, entry in entries(profile, lock):
         if entry:
-            identities |= dict.fromkeys(((use.model, use.revision), (use.model, entry.commit)), name)
+            keys = ((use.model, use.revision), (use.model, entry.commit))
+            identities |= dict.fromkeys(keys, identity(entry))
             commits |= {use.path: entry.commit} if entry.commit else {}
     # vLLM would ask another repository of a tokenizer for the target's revision
     tokenizer = commits.get("target.tokenizer") or commits.get("engine.tokenizer_revision")
@@ -68,96 +65,112 @@ def locked(profile: Profile, lock: Lock) -> Profile:
         commit = commits.get(f"{path}.model") or commits.get(f"{path}.method")
         return replace(block, keys={**block.keys, "revision": commit}) if commit else block
 
+    revision = commits.get("target.model", profile.target.revision)
+    block = profile.speculation
     return replace(
         profile,
-        target=replace(profile.target, revision=commits.get("target.model", profile.target.revision)),
-        speculation=pinned(profile.speculation, "speculation") if profile.speculation else None,
+        target=replace(profile.target, revision=revision),
+        speculation=pinned(block, "speculation") if block else None,
         alternatives={
-            name: pinned(block, f"alternatives.{name}") for name, block in profile.alternatives.items()
+            name: pinned(other, f"alternatives.{name}")
+            for name, other in profile.alternatives.items()
         },
         engine={**profile.engine, "tokenizer_revision": tokenizer} if tokenizer else profile.engine,
         identities=identities,
     )
 
 
-def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
-    """Why a launch of this profile could not do without the Hub; nothing: HF_HUB_OFFLINE may be set.
+def at_lock(profile: Profile, *, is_needed: bool | None) -> tuple[Profile, Lock | None]:
+    """The profile at the commits of its lock, and that lock; False: as if there were none.
 
-    Every file of the lock must lie in the Hub cache at its locked commit, and every directory must be there.
+    Raises FactError if a lock is needed and fails.
     """
-    return tuple(_problems(profile, lock))
-
-
-_PULL = "`specserve pull`, where the Hub can be reached, downloads what is missing"
-_RESTORE = "restore the directory, or run `specserve lock` if the change is meant"
-
-
-def _problems(profile: Profile, lock: Lock | None) -> dict[str, str]:
-    """The same, each with the way out; empty if there is none."""
+    lock = None if is_needed is False else lock_of(profile)
     if lock is None:
-        return {"there is no lock": ""}
-    problems = dict.fromkeys(_elsewhere(profile), "")
-    cache = hub_cache({**os.environ, **profile.env})
-    for use, entry, _ in entries(replace(profile, alternatives={}), lock):
+        if is_needed:
+            raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
+        return profile, None
+    if is_needed and (missing := not_locked(profile, lock)):
+        text = f"`{missing[0].model}` is not in the lock"
+        raise FactError(text, hint="`specserve lock` records it")
+    return locked(profile, lock), lock
+
+
+def without_hub(
+    plan: LaunchPlan, profile: Profile, lock: Lock | None, *, needed: bool
+) -> LaunchPlan:
+    """The plan with HF_HUB_OFFLINE if the lock is complete and the cache has all of it.
+
+    Raises FactError if the Hub is not to be `needed` and is.
+    """
+    if lock is None:
+        return plan
+    problems = offline_problems(profile, lock)
+    if problems and needed:
+        hint = "`specserve pull` downloads what is missing; `specserve lock` records what changed"
+        raise FactError("some files are not as the lock says", hint=hint, causes=problems)
+    return plan if problems else offline(plan, why="the cache has all that the lock lists")
+
+
+def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
+    """The plan with HF_HUB_OFFLINE and the served name that it has with the Hub.
+
+    Offline, vLLM replaces a Hub id by the path of its snapshot, and labels its metrics with it.
+    Source: vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`, 0.26-0.33.
+    """
+    plan, name = plan.with_env("HF_HUB_OFFLINE", "1", why), "--served-model-name"
+    named = any(word == name or word.startswith(f"{name}=") for word in plan.argv)
+    if named or local_path(plan.model) is not None:
+        return plan
+    why = "offline, vLLM would label its metrics with a path of the cache"
+    return plan.with_option(name, plan.model, why=why)
+
+
+def offline_problems(profile: Profile, lock: Lock) -> tuple[str, ...]:
+    """Why a launch of this profile needs the Hub; nothing: HF_HUB_OFFLINE may be set.
+
+    Every file of the lock must lie in the Hub cache at its commit, and every directory be there.
+    """
+    problems = list(_elsewhere(profile))
+    for use, entry in entries(replace(profile, alternatives={}), lock):
         if entry is None:
-            problems[f"`{use.model}` is not in the lock"] = ""
-        elif entry.commit is None:
-            problems |= dict.fromkeys(_unlike(entry, Path(use.model)), _RESTORE)
-        else:
-            snapshot = find_snapshot(use.model, revision=entry.commit, cache=cache)
-            if snapshot is None:
-                problems[f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}"] = _PULL
-            else:
-                problems |= dict.fromkeys(_unlike(entry, snapshot), _PULL)
-    return problems
+            problems.append(f"`{use.model}` is not in the lock")
+            continue
+        folder: Path | None = Path(use.model)
+        if entry.commit:
+            folder = find_snapshot(use.model, revision=entry.commit, cache=cache_of(profile))
+        if folder is None:
+            problems.append(f"`{use.model}` is not in the Hub cache at {str(entry.commit)[:12]}")
+        elif bad := [name for name in entry.files if not _is_same(entry, name, folder)]:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            problems.append(f"missing, or of another size: `{bad[0]}`{more} of `{entry.model}`")
+    return tuple(problems)
+
+
+def _is_same(entry: ModelFacts, name: str, folder: Path) -> bool:
+    """Whether a file of the lock is in a folder, with its size."""
+    with suppress(OSError):
+        return entry.files[name].size_bytes in (None, (folder / name).stat().st_size)
+    return False
 
 
 def _elsewhere(profile: Profile) -> list[str]:
-    """What a launch reads from the Hub besides its models, and what makes it look elsewhere for them."""
-    problems = []
+    """What a launch reads from the Hub besides its models, or keeps outside of the Hub cache."""
     engine, block = profile.engine, profile.speculation
-    if engine.get("download_dir"):
-        problems.append("`engine.download_dir` keeps weights outside of the Hub cache")
-    for key, usual in (("hf_config_path", ()), ("generation_config", ("auto", "vllm"))):
-        value = engine.get(key)
-        if value is not None and value not in usual and not Path(str(value)).exists():
-            problems.append(f"`engine.{key}` names a file or model that the lock does not have")
-    if profile.frontend.get("lora_modules"):
-        problems.append("adapters are not in the lock")
-    if block and block.keys.get("use_heterogeneous_vocab") and block.model and not is_path(block.model):
+    found = {
+        "engine.download_dir": engine.get("download_dir"),
+        "frontend.lora_modules": profile.frontend.get("lora_modules"),
+    }
+    for name in ("hf_config_path", "generation_config"):
+        value = str(engine.get(name) or "auto")
+        found[f"engine.{name}"] = value not in ("auto", "vllm") and not Path(value).exists()
+    problems = [f"`{path}` is not covered by the lock" for path in found if found[path]]
+    if block and block.keys.get("use_heterogeneous_vocab") and not is_path(block.model or "."):
         # vllm/v1/spec_decode/draft_model.py asks for the draft's tokenizer without a revision
-        cache = hub_cache({**os.environ, **profile.env})
-        snapshot = find_snapshot(block.model, revision=None, cache=cache)
+        snapshot = find_snapshot(str(block.model), revision=None, cache=cache_of(profile))
         if snapshot is None or not (snapshot / "tokenizer_config.json").is_file():
-            problems.append(
-                f"vLLM reads the tokenizer of `{block.model}` at `main`, which is not in the Hub cache"
-            )
+            problems.append(f"vLLM reads the tokenizer of `{block.model}` at `main`")
     return problems
-
-
-def _unlike(entry: ModelFacts, folder: Path) -> list[str]:
-    """The files of a model that are not in a folder, and those that have another size there."""
-    missing, resized = [], []
-    for name in dict.fromkeys((*entry.files, *entry.weight_files)):
-        locked_bytes = entry.files[name].size_bytes if name in entry.files else None
-        try:
-            size = (folder / name).stat().st_size
-        except OSError:
-            missing.append(name)
-        else:
-            resized += [name] if locked_bytes not in (None, size) else []
-    said = []
-    for names, one, several in (
-        (missing, "is missing", "are missing"),
-        (resized, "has another size than in the lock", "have another size than in the lock"),
-    ):
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        said += [f"`{names[0]}`{more} of `{entry.model}` {several if more else one}"] if names else []
-    return said
-
-
-_Key = tuple[str, str | None]
-"""A model and the revision that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,69 +183,25 @@ class Locked:
     """Whether the file had to be written."""
 
 
-def lock_profile(
-    profile: Profile, *, offline: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> Locked:
-    """Reads every model of a profile and writes the lock beside it, unless it says the same already.
+def lock_profile(profile: Profile) -> Locked:
+    """Read every model of a profile and write the lock beside it, unless it says the same already.
 
     Raises FactError for a model that cannot be read, UsageError for a profile that is not a file.
     """
     file = lock_path(profile.file)
     if file is None or not Path(profile.file).is_file():
         raise UsageError("only a profile in a file can be locked", hint="write it to a file first")
-    read: dict[_Key, ModelFacts] = {}
+    read: dict[tuple[str, str | None], ModelFacts] = {}
     for use in model_uses(profile):
-        key = _key(use)
+        place = local_path(use.model)
+        key = (use.model, use.revision if place is None else None)  # a directory has no revisions
         if key not in read or (not use.tokenizer_only and not read[key].config):
-            tell(f"reading {use.model}")
-            read[key] = _read_today(use, offline=offline)
-    named = (
-        replace(facts, model=_recorded(profile, model, file), revision=revision)
+            read[key] = _read_today(use)
+    models = tuple(
+        hashed(replace(facts, model=_recorded(profile, model, file), revision=revision))
         for (model, revision), facts in read.items()
     )
-    return _write(file, tuple(map(hashed, named)))
-
-
-def _key(use: ModelUse) -> _Key:
-    """A directory has no revisions."""
-    return use.model, None if local_path(use.model) is not None else use.revision
-
-
-def _read_today(use: ModelUse, *, offline: bool) -> ModelFacts:
-    """A model as it is now: of the Hub the commit that the revision has today, whatever the cache holds."""
-    if local_path(use.model) is None and not offline:
-        refuse_no_hub_id(use.model, revision=use.revision)
-        if not is_offline():
-            return read_from_hub(use.model, revision=use.revision)
-    offline = offline or is_offline()
-    return read_model(use.model, revision=use.revision, offline=offline)
-
-
-def _recorded(profile: Profile, model: str, file: Path) -> str:
-    """A model's name in the lock: a path that the profile wrote relative is relative to the lock."""
-    place = local_path(model)
-    if place is None:
-        return model
-    if _written(profile, model).startswith(("/", "~")):
-        return str(place)
-    relative = Path(os.path.relpath(place, file.parent)).as_posix()
-    return relative if relative.startswith("..") else f"./{relative}"
-
-
-def _written(profile: Profile, model: str) -> str:
-    """How the profile's file spells a path, which is absolute by now; empty if that cannot be seen."""
-    spans = (profile.spans.get(use.path) for use in model_uses(profile) if use.model == model)
-    span = next(filter(None, spans), None)
-    try:
-        lines = recall(span.file).decode().splitlines() if span else []
-        return lines[span.line - 1][span.column - 1 :].lstrip("'\"") if span else ""
-    except (OSError, ValueError, IndexError):
-        return ""
-
-
-def _write(file: Path, models: tuple[ModelFacts, ...]) -> Locked:
-    """Leaves a lock that says the same as it is, so that its date is that of the last change."""
-    with suppress(FactError):
+    with suppress(FactError):  # one that says the same stays: its date is that of the last change
         old = read_lock(file)
         if old and file.read_text(encoding="utf-8") == lock_text(models, created=old.created):
             return Locked(file, models, changed=False)
@@ -241,24 +210,34 @@ def _write(file: Path, models: tuple[ModelFacts, ...]) -> Locked:
     return Locked(file, models, changed=True)
 
 
+def _read_today(use: ModelUse) -> ModelFacts:
+    """A model as it is now: of the Hub the commit of today, whatever the cache holds."""
+    if local_path(use.model) is None and not is_offline():
+        refuse_no_hub_id(use.model, revision=use.revision)
+        return read_from_hub(use.model, revision=use.revision)
+    return read_model(use.model, revision=use.revision, offline=is_offline())
+
+
+def _recorded(profile: Profile, model: str, file: Path) -> str:
+    """A model's name in the lock: a path that was written relative is relative to the lock."""
+    place = local_path(model)
+    if place is None or model not in profile.relative_paths:
+        return str(place or model)
+    relative = Path(os.path.relpath(place, file.parent)).as_posix()
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
 def drifts_from(profile: Profile, lock: Lock, *, ask_hub: bool) -> tuple[Drift, ...]:
     """Each model that is not as the lock says, in the order of the profile. Raises FactError.
 
     `ask_hub`: whether branches have moved is asked.
     """
     seen: dict[tuple[str, str | None], Drift | None] = {}
-    for use in model_uses(profile):
+    for use, entry in entries(profile, lock):
         key = (use.model, use.revision)
         if key not in seen:
-            entry = lock.find(use.model, revision=use.revision)
             seen[key] = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
     return tuple(drift for drift in seen.values() if drift)
-
-
-def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
-    """The models of a lock that its profile does not name any more."""
-    used = [lock.find(use.model, revision=use.revision) for use in model_uses(profile)]
-    return tuple(entry.model for entry in lock.models if entry not in used)
 
 
 LockState = Literal["holds", "missing", "stale"]
@@ -270,66 +249,21 @@ _DRIFTS = {
 
 
 def lock_problems(profile: Profile, *, ask_hub: bool) -> tuple[LockState, list[str]]:
-    """Whether the lock of a profile is there and still right, and what is not. A branch that moved is a note."""
+    """Whether a profile's lock is there and right, and what is not; a moved branch is a note."""
     try:
-        found = lock_of(profile)
+        lock = lock_of(profile)
     except FactError as error:
         return "stale", [f"{profile.file}: {error.message}"]
-    if found is None:
+    if lock is None:
         return "missing", [f"{profile.file}: there is no lock"]
-    lines = list[str]()
-    state: LockState = "holds"
-    for drift in drifts_from(profile, found, ask_hub=ask_hub):
+    drifts, lines = drifts_from(profile, lock, ask_hub=ask_hub), []
+    for drift in drifts:
         detail = f": {', '.join(drift.detail)}" if drift.detail else ""
         note = "note: " if drift.kind == "moved" else ""
         place = f"{profile.name}, {profile.span(drift.path)}: {note}`{drift.model}`"
         lines.append(f"{place} {_DRIFTS[drift.kind]}{detail}")
-        state = state if drift.kind == "moved" else "stale"
-    absent = unused(profile, found)
+    used = [entry for _, entry in entries(profile, lock)]
+    absent = [entry.model for entry in lock.models if entry not in used]
     lines += [f"{profile.file}: `{model}` of the lock is not in the profile" for model in absent]
-    return ("stale" if absent else state), lines
-
-
-def at_lock(profile: Profile, *, is_needed: bool | None) -> tuple[Profile, Lock | None]:
-    """The profile at the commits of the lock beside it, and that lock; False: as if there were none.
-
-    Raises FactError if a lock is needed and fails.
-    """
-    lock = None if is_needed is False else lock_of(profile)
-    if lock is None:
-        if is_needed:
-            raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
-        return profile, None
-    missing = not_locked(profile, lock) if is_needed else ()
-    if missing:
-        raise FactError(f"`{missing[0].model}` is not in the lock", hint="`specserve lock` records it")
-    return locked(profile, lock), lock
-
-
-_NAME = "--served-model-name"
-
-
-def without_hub(plan: LaunchPlan, profile: Profile, lock: Lock | None, *, needed: bool) -> LaunchPlan:
-    """The plan with HF_HUB_OFFLINE if the lock is complete and the cache has it, under the names of the Hub.
-
-    Offline, vLLM replaces a Hub id by the path of its snapshot, and its metrics would be labelled with that path.
-    Source: vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`, 0.26-0.33. Raises FactError if the
-    Hub must not be `needed` and is.
-    """
-    if lock is None:
-        return plan
-    problems = _problems(profile, lock)
-    if problems and needed:
-        hint = "; ".join(dict.fromkeys(filter(None, problems.values())))
-        raise FactError("some files are not as the lock says", hint=hint or None, causes=tuple(problems))
-    return plan if problems else offline(plan, why="the cache has everything that the lock lists")
-
-
-def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
-    """The plan with HF_HUB_OFFLINE and the served name that it has with the Hub."""
-    plan = plan.with_env("HF_HUB_OFFLINE", "1", why)
-    named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
-    if named or local_path(plan.model) is not None:
-        return plan
-    why = "offline, vLLM would label its metrics with a path of the cache"
-    return plan.with_option(_NAME, plan.model, why=why)
+    is_stale = absent or any(drift.kind != "moved" for drift in drifts)
+    return ("stale" if is_stale else "holds"), lines

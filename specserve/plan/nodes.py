@@ -1,11 +1,10 @@
-"""A launch over several nodes: one command each, by vLLM's own multi-node executor. Starts none of them."""
+"""A launch over several nodes: one command each, by vLLM's own multi-node executor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile
 from specserve.vllm.arguments import VllmTable
@@ -19,19 +18,21 @@ MASTER_PORT = 29501
 
 @dataclass(frozen=True, slots=True)
 class LaunchNode:
-    """Which of a profile's nodes a command is for, and where node 0 is, if not as the profile says."""
+    """Which node a command is for, and where node 0 is, if not as the profile says."""
 
     rank: int
     master_addr: str | None = None
 
 
 def node_count(profile: Profile) -> int:
-    """How many nodes take a command of their own: 1 where Ray spreads the ranks, or one node does it."""
+    """How many nodes take a command of their own: 1 where Ray spreads the ranks."""
     nodes = profile.hardware.nodes if profile.hardware else 1
     return 1 if profile.engine.get("distributed_executor_backend") == "ray" else nodes
 
 
-def on_node(plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: VllmTable) -> LaunchPlan:
+def on_node(
+    plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: VllmTable
+) -> LaunchPlan:
     """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute.
 
     The node's address stands above `engine.master_addr`. Raises UsageError.
@@ -39,7 +40,12 @@ def on_node(plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: Vllm
     nodes, rank = node_count(profile), node.rank
     _refuse(profile, nodes, rank, given=node.master_addr is not None)
     port = None if "master_port" in profile.engine else MASTER_PORT
-    values = {"nnodes": nodes, "node_rank": rank, "master_addr": node.master_addr, "master_port": port}
+    values = {
+        "nnodes": nodes,
+        "node_rank": rank,
+        "master_addr": node.master_addr,
+        "master_port": port,
+    }
     said: dict[str, Json] = {name: value for name, value in values.items() if value is not None}
     for name, value in said.items():
         first = name == "nnodes"
@@ -54,74 +60,52 @@ def on_node(plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: Vllm
 def share_of_node(
     plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
 ) -> LaunchPlan:
-    """The share of one node. Raises UsageError if there are several and none is named, or the other way round."""
+    """The share of one node. Raises UsageError if there are several and none is named."""
     if node is not None:
         return on_node(plan, node, profile=profile, table=table)
     if whole or node_count(profile) == 1:
         return plan
     raise UsageError(
-        (
-            f"{_place(profile)}: `{profile.name}` is for {node_count(profile)} nodes, and "
-            "each node needs its own command"
-        ),
-        hint=(
-            "run `specserve up … --node-rank 0 --set engine.master_addr=ADDRESS` on the first node, with "
-            "its own address; then start the others, from `--node-rank 1` on"
-        ),
+        f"{profile.span('hardware.nodes')}: each of {node_count(profile)} nodes needs a command",
+        hint="run `specserve up … --node-rank 0 --set engine.master_addr=ADDRESS` on the first, "
+        "with its own address; then the others, from `--node-rank 1` on",
     )
 
 
-def _place(profile: Profile, path: str = "hardware.nodes") -> Span:
-    return profile.spans.get(path, Span(profile.file))
-
-
 def value_at(plan: LaunchPlan, name: str) -> int:
-    """Where in the argv the value of an argument stands, for whoever learns it later.
-
-    No value stands there as a word that begins with a dash, so no other word can be taken for the option.
-    """
+    """Where in the argv the value of an argument stands: no value begins with a dash there."""
     return plan.argv.index(f"--{name.replace('_', '-')}") + 1
 
 
 def leader_at(plan: LaunchPlan, profile: Profile) -> int | None:
-    """Where the address of node 0 stands, if it is for whoever starts the nodes to write: the profile does not."""
+    """Where the address of node 0 stands, if the profile does not name it."""
     is_asked = plan.node_rank is not None and not profile.engine.get("master_addr")
     return value_at(plan, "master_addr") if is_asked else None
 
 
 def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
-    """Raises UsageError for what no command could run. Source: vllm/engine/arg_utils.py 0.32, `--nnodes`."""
-    target = profile.target
+    """Raises UsageError for what no command could run. Source: vllm/engine/arg_utils.py 0.32."""
+    target, engine = profile.target, profile.engine
     world = target.tensor_parallel_size * target.pipeline_parallel_size
-    place = _place(profile)
-    if nodes < 2:
-        ray = profile.engine.get("distributed_executor_backend") == "ray"
-        raise UsageError(
-            f"{place}: `{profile.name}` is for one node" + (": Ray finds the others" if ray else ""),
-            hint="set `hardware.nodes` for more nodes",
-        )
-    if not 0 <= rank < nodes:
-        raise UsageError(
-            f"{place}: there is no node {rank}: the profile has {nodes} nodes", hint=f"use 0 to {nodes - 1}"
-        )
-    if world % nodes:
-        raise UsageError(
-            f"{place}: {world} rank{'s do' if world > 1 else ' does'} not divide evenly into {nodes} nodes",
-            hint=(
-                "vLLM puts the same number on each node: raise `target.pipeline_parallel_size` or the "
-                "tensor-parallel size"
-            ),
-        )
-    if int(profile.engine.get("data_parallel_size") or 1) > 1:
-        raise UsageError(
-            (
-                f"{_place(profile, 'engine.data_parallel_size')}: specserve does not plan data parallelism across "
-                "nodes"
-            ),
-            hint="use one profile per replica, with a router in front of them",
-        )
-    if not given and not profile.engine.get("master_addr"):
-        raise UsageError(
-            f"{place}: each node needs the address of node 0",
-            hint="set `engine.master_addr` in the profile, or by `--set engine.master_addr=ADDRESS`",
-        )
+    replicas = int(engine.get("data_parallel_size") or 1)
+    for is_wrong, text, hint in (
+        (nodes < 2, "the profile is for one node", "set `hardware.nodes`, without Ray"),
+        (not 0 <= rank < nodes, f"there is no node {rank}", f"use 0 to {nodes - 1}"),
+        (
+            world % nodes,
+            f"{world} ranks do not divide evenly into {nodes} nodes",
+            "raise `target.pipeline_parallel_size` or the tensor-parallel size",
+        ),
+        (
+            replicas > 1,
+            "specserve does not plan data parallelism across nodes",
+            "use one profile per replica, with a router in front of them",
+        ),
+        (
+            not given and not engine.get("master_addr"),
+            "each node needs the address of node 0",
+            "set `engine.master_addr` in the profile, or by `--set engine.master_addr=ADDRESS`",
+        ),
+    ):
+        if is_wrong:
+            raise UsageError(f"{profile.span('hardware.nodes')}: {text}", hint=hint)

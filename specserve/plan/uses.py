@@ -1,4 +1,4 @@
-"""The models and files that a launch reads: their revisions, what is downloaded, their names in a container."""
+"""The models and files that a launch reads, what is downloaded, their names in a container."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ModelUse:
 
 
 def model_uses(profile: Profile, *, alternatives: bool = True) -> tuple[ModelUse, ...]:
-    """Every model of a profile: target, tokenizer, drafts; those of the alternatives too, if wanted.
+    """Every model of a profile: target, tokenizer, drafts, and those of its alternatives.
 
-    Source: vllm/config/model.py, `self.tokenizer_revision = self.revision`; vllm/config/speculative.py,
-    `revision=self.revision,`, 0.32.
+    Source: vllm/config/model.py, `self.tokenizer_revision = self.revision`;
+    vllm/config/speculative.py, `revision=self.revision,`, 0.32.
     """
     target = profile.target
     uses = [ModelUse("target.model", target.model, target.revision)]
@@ -45,7 +45,7 @@ def model_uses(profile: Profile, *, alternatives: bool = True) -> tuple[ModelUse
 
 
 def tokenizer_use(profile: Profile) -> ModelUse:
-    """The target's tokenizer: by default the target itself, and its revision even for another repository."""
+    """The target's tokenizer: the target itself by default, and its revision in any case."""
     target = profile.target
     own = profile.engine.get("tokenizer_revision")
     path = "target.tokenizer" if target.tokenizer else "engine.tokenizer_revision"
@@ -64,13 +64,15 @@ def draft_use(profile: Profile, block: Speculation, *, path: str) -> ModelUse | 
     return None
 
 
-def downloads(profile: Profile, *, tell: Callable[[str], None] = lambda _: None) -> tuple[ModelDownload, ...]:
-    """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
+def downloads(
+    profile: Profile, *, tell: Callable[[str], None] = lambda _: None
+) -> tuple[ModelDownload, ...]:
+    """What is to be fetched for a profile: a model at a commit once, a directory not at all.
 
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
     found: dict[tuple[str, str], ModelDownload] = {}
-    # vLLM asks for the tokenizer of such a draft without a revision: offline, the cache must know a commit of `main`
+    # vLLM asks for the tokenizer of such a draft at `main`, and the cache must know its commit
     # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
     key = "use_heterogeneous_vocab"
     by_branch = {f"{path}.model" for path, block in profile.blocks.items() if block.keys.get(key)}
@@ -100,11 +102,12 @@ def cache_of(profile: Profile) -> Path:
     return hub_cache({**os.environ, **profile.env})
 
 
-_FILES = frozenset(
-    {"model", "tokenizer", "hf_config_path", "generation_config", "chat_template", "tool_parser_plugin",
-     "reasoning_parser_plugin", "log_config_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
-)  # fmt: skip
-"""The arguments that name something to read; `root_path`, `download_dir` and the like are no such thing."""
+_FILES = {
+    *("model", "tokenizer", "hf_config_path", "generation_config", "chat_template"),
+    *("tool_parser_plugin", "reasoning_parser_plugin", "log_config_file"),
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
+}
+"""The arguments that name something to read; `root_path` is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,9 @@ class Mount:
 
 
 def contained(profile: Profile) -> tuple[Profile, tuple[Mount, ...]]:
-    """The profile with each absolute path as `./NAME`, and what these names stand for, in the profile's order.
+    """The profile with each absolute path as `./NAME`, and what these names stand for.
 
-    What the lock says of a model goes with it, so that the fingerprint stays. Alternatives are left out.
+    What the lock says of a model goes with it, so that the fingerprint stays.
     """
     names: dict[str, str] = {}
 
@@ -139,7 +142,9 @@ def contained(profile: Profile) -> tuple[Profile, tuple[Mount, ...]]:
         alternatives={},
         engine=_shortened(profile.engine, short),
         frontend=_shortened(profile.frontend, short),
-        identities={(short(model), revision): what for (model, revision), what in profile.identities.items()},
+        identities={
+            (short(model), revision): what for (model, revision), what in profile.identities.items()
+        },
     )
     kept = list(names.items())
     return inside, tuple(Mount(name, path) for path, name in kept)
@@ -151,8 +156,12 @@ def _shortened(values: Mapping[str, Any], short: Callable[[str], str]) -> dict[s
         for key, value in values.items()
     }
     if isinstance(adapters := found.get("lora_modules"), tuple):  # as `name=path`
-        parts = [item.partition("=") if isinstance(item, str) else (item, "", "") for item in adapters]
-        found["lora_modules"] = [f"{name}={short(path)}" if sign else name for name, sign, path in parts]
+        parts = [
+            item.partition("=") if isinstance(item, str) else (item, "", "") for item in adapters
+        ]
+        found["lora_modules"] = [
+            f"{name}={short(path)}" if sign else name for name, sign, path in parts
+        ]
     return found
 
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from specserve.plan.locking import Locked
     from specserve.profile.schema import Profile
 
-_TITLES = {
-    "argv": "arguments",
-    "env": "environment",
-    "profile": "other keys of the profile, not part of the launch",
-}
+_TITLES = {"argv": "arguments", "env": "environment"}
 
 
 def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool) -> None:

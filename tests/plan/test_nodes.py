@@ -57,8 +57,8 @@ def test_the_address_may_stand_in_the_profile_and_the_command_line_is_above_it()
     ("settings", "rank", "message"),
     [
         ((), 0, "is for one node"),
-        (("hardware.nodes=2", "engine.distributed_executor_backend=ray"), 0, "Ray finds the others"),
-        (TWO, 2, "there is no node 2: the profile has 2 nodes"),
+        (("hardware.nodes=2", "engine.distributed_executor_backend=ray"), 0, "is for one node"),
+        (TWO, 2, "there is no node 2"),
         (("hardware.nodes=3",), 0, "4 ranks do not divide evenly into 3 nodes"),
         ((*TWO, "engine.data_parallel_size=2"), 0, ": specserve does not plan data parallelism across nodes"),
     ],
