@@ -19,6 +19,7 @@ from specserve.convert.words import Note, Word, argv_words, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import FactError, UsageError, quoted, system_reason
 from specserve.files import read_named
+from specserve.profile.secrets import hushed
 from specserve.vllm.versions import newest
 
 MAX_BYTES = 250_000  # far above any launch script
@@ -72,7 +73,8 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
     folder = Path.cwd() if name == "-" else Path(name).parent
     found = read(text, file=file, folder=folder)
     names = [f"{number} {_named(given)}" for number, given in enumerate(found, start=1)]
-    chosen = next((given for given in found if any("spec" in name for name in given.settings)), found[0])
+    named = [given for given in found if given.settings.keys() & {"model", "model_path"}] or found
+    chosen = next((given for given in named if any("spec" in name for name in given.settings)), named[0])
     if pick:
         picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
         if not picked:
@@ -87,7 +89,7 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
 
 def _named(given: Launch) -> str:
     """A launch among others, for a person."""
-    when = f" if {quoted(given.condition)}" if given.condition else ""
+    when = f" if {quoted(hushed(given.condition))}" if given.condition else ""
     return f"{quoted(given.name) if given.name else given.what} (line {given.place.line}{when})"
 
 

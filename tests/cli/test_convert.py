@@ -155,6 +155,9 @@ def test_other_engines_of_a_file_are_named_and_can_be_picked(
     assert "the source starts 2 engines: 1 `vllm serve` (line 2), 2 `vllm serve` (line 5)" in err
     assert _run(["convert", source, "--pick", "1"]) == 0
     assert "model: org/plain" in capsys.readouterr().out
+    without = str(write("vllm serve --port 1\nvllm serve org/plain --port 2\n", "two.sh"))
+    assert _run(["convert", without]) == 0
+    assert "model: org/plain" in capsys.readouterr().out
     assert _run(["convert", source, "--pick", "3"]) == 2
     assert "`3` is no launch of `" in capsys.readouterr().err
 
