@@ -48,7 +48,7 @@ def ask(
     from specserve.report.answer import AnswerScreen, figures
     from specserve.report.console import in_one_line, out, say
     from specserve.report.text import json_document, json_values
-    from specserve.serve.client import Client, Question
+    from specserve.serve.client import Client
     from specserve.serve.records import locate
     from specserve.serve.requests import endpoint
 
@@ -63,8 +63,9 @@ def ask(
             model = client.first_model()
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
-            question = Question(text, model, max_tokens, temperature)
-            answer = client.ask(question, on_text=(lambda *_: None) if as_json else screen.show)
+            on_text = (lambda *_: None) if as_json else screen.show
+            limits = {"max_tokens": max_tokens, "temperature": temperature}
+            answer = client.ask(text, on_text=on_text, model=model, **limits)
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
         raise Interrupted(message, exit_code=128 + signal.SIGINT) from None
@@ -111,8 +112,8 @@ def generate(
     "prompt_tokens", "completion_tokens"}; with `logprobs` in the line, also the tokens and their
     log-probabilities. A line that fails has an "error" instead of the text; it is listed at the end
     and makes the exit code 1. A complete output file is never replaced. After an interruption,
-    `kill -9` included, the same command computes only the missing lines: each finished one is
-    appended at once to OUT.jsonl.partial.
+    `kill -9` included, the same command computes only the missing lines: each finished one is kept
+    at once in OUT.jsonl.partial.
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl

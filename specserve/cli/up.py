@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
 _PORT = "Listen on this port instead of `server.port`; 0 takes a free one."
 _NODE_RANK = "Rank of this node, less than `hardware.nodes`."
-_EXEC = (
-    "Replace this process with vLLM, for containers; nothing then watches the server or explains"
-    " a failure."
-)
 _DETACH = "Return when the server is ready and leave it running; see `ps`, `logs` and `down`."
 _NAME = "Name the detached server (default: the profile's name)."
 _NO_CHECK = "Start even if the check finds errors."
@@ -36,7 +32,6 @@ def up(
     settings: options.Settings = None,
     port: Port = None,
     node_rank: NodeRank = None,
-    exec_: Annotated[bool, flag("--exec", _EXEC)] = False,
     detach: Annotated[bool, flag("--detach", _DETACH)] = False,
     name: Annotated[str | None, option("NAME", _NAME, "--name")] = None,
     no_check: Annotated[bool, flag("--no-check", _NO_CHECK)] = False,
@@ -63,10 +58,8 @@ def up(
     from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
     from specserve.serve.records import default_name, path_of
-    from specserve.serve.server import become
 
     refuse_alone("--detach", detach, name=name)
-    refuse_together(detach=detach, exec=exec_)
     hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
     refuse_together(node_rank=node_rank, detach=detach, hint=hint)
     wanted = LaunchOptions(
@@ -84,8 +77,6 @@ def up(
     if detach:
         name = default_name(plan.name, variant=alternative) if name is None else name
         path_of(name)  # refuses what cannot be a name before anything is written under it
-    if exec_:
-        become(plan)
     serving: dict[str, Any] = {}
     if detach:
         serving = {"profile": source.file, "alternative": alternative}

@@ -44,9 +44,7 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
             port = str(record.port)
             if seen.state != "dead":
                 up = duration(now_s - record.started_at_s)
-            if record.method is not None:
-                k = record.num_speculative_tokens
-                drafts = f"{record.method} K={k}" if k else record.method
+            drafts = record.drafts or DASH
         if seen.detail:
             remarks.append((seen.name, seen.detail))
         if record is not None and record.ended is not None and record.ended.hint:

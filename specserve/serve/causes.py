@@ -22,25 +22,8 @@ _SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
 _LOG_HINT = "the end of the log shows what vLLM was doing"
 _TRACEBACK_HINT = "the log has the whole traceback; look for this message in vLLM's issues"
 _KILLED_HINT = (
-    "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs`"
-    " needs less"
-)
-_WITHOUT_A_WORD = (
-    "died without a message in the log, which points to a signal (SIGKILL of the out-of-memory"
-    " killer or kill -9, SIGBUS if /dev/shm is full, SIGABRT or SIGILL of native code)"
-)
-# Who died, in the words of who noticed. (vllm 0.31 to 0.33: v1/engine/utils.py,
-# v1/engine/core_client.py, v1/executor/multiproc_executor.py)
-_DEATHS = (
-    (r"Worker proc \S+ died unexpectedly \(exit code: -(?P<signal>\d+)\)", "a worker process"),
-    (r"Failed core proc\(s\): \{'[^']+': -(?P<signal>\d+)", "the engine process"),
-    (r"Worker proc \S+ died unexpectedly(?P<signal>)", "a worker process"),
-    (
-        r"Failed core proc\(s\): \{(?P<signal>)\}"
-        r"|(?i:engine core (?:proc \S+ )?(?:exited|died) unexpectedly)"
-        r"|EngineDeadError: EngineCore encountered an issue",
-        "the engine process",
-    ),
+    "SIGKILL is the out-of-memory killer's or kill -9: see `dmesg` and the container's memory"
+    " limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
 _TOLD_TO_STOP = re.compile(r"API server: shutdown triggered|trigger received signal=SIG(TERM|INT)")
 _CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*$")
@@ -78,7 +61,8 @@ class CausePattern:
     """One row: a pattern over the log, the sentence that it means, and the way out.
 
     It is tried where the log contains one of the literals of `text`; `within` must stand in the
-    stack above the match. A `late` row is tried last, on that many last lines of any level.
+    stack above the match. A `late` row is tried last, on that many last lines of any level; one
+    `of_death` after the tracebacks, on all lines: it is what survivors say.
     """
 
     name: str
@@ -88,6 +72,7 @@ class CausePattern:
     hint: str
     within: re.Pattern[str] | None = None
     late: int = 0
+    of_death: bool = False
 
     def find(self, log: str) -> re.Match[str] | None:
         """Return the first match."""
@@ -148,9 +133,10 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
     said = "\n".join(line.text for line in faults)
     rows = table()
     return (
-        _first((row, said) for row in rows if not row.late)
+        _first((row, said) for row in rows if not (row.late or row.of_death))
         or _of_traceback(faults)
-        or _of_death(lines, exit_code)
+        or _first((row, "\n".join(line.text for line in lines)) for row in rows if row.of_death)
+        or _of_exit(exit_code)
         or _first((row, "\n".join(last[-row.late :])) for row in rows if row.late)
         or _of_last_line(faults)
     )
@@ -161,6 +147,8 @@ def _first(candidates: Iterable[tuple[CausePattern, str]]) -> Cause | None:
         if match := row.find(log):
             start, end = log.rfind("\n", 0, match.start()) + 1, log.find("\n", match.end())
             words = {name: (value or "").strip() for name, value in match.groupdict().items()}
+            if number := words.get("signal"):
+                words["signal"] = signal_name(int(number))
             words["line"] = log[start : end if end >= 0 else None].strip()
             message = _shortened(row.message.format_map(words))
             return Cause(row.name, message, row.hint.format_map(words))
@@ -201,25 +189,11 @@ def _of_traceback(lines: Sequence[LogLine]) -> Cause | None:
     return Cause("exception", max(found)[2], _TRACEBACK_HINT) if found else None
 
 
-def _of_death(lines: Sequence[LogLine], code: int | None) -> Cause | None:
-    """The signal that ended a process, as another process or the exit code tells it."""
-    log = "\n".join(line.text for line in lines)
-    for pattern, who in _DEATHS:
-        if match := re.search(pattern, log):
-            if number := match["signal"]:
-                return _killed(who, int(number))
-            # Python says something before it ends, except under a signal that it does not catch
-            return Cause("killed", f"{who} {_WITHOUT_A_WORD}", _KILLED_HINT)
+def _of_exit(code: int | None) -> Cause | None:
     if code is None or 0 <= code <= _SHELL_SIGNAL:
         return None
-    return _killed("vLLM's first process", -code if code < 0 else code - _SHELL_SIGNAL)
-
-
-def _killed(who: str, number: int) -> Cause:
-    message, hint = f"{who} was killed by {signal_name(number)}", _LOG_HINT
-    if number == signal.SIGKILL:
-        message, hint = f"{message} (out-of-memory killer or kill -9)", _KILLED_HINT
-    return Cause("killed", message, hint)
+    name = signal_name(-code if code < 0 else code - _SHELL_SIGNAL)
+    return Cause("killed", f"vLLM's first process was killed by {name}", _KILLED_HINT)
 
 
 def _of_last_line(faults: Sequence[LogLine]) -> Cause:

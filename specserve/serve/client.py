@@ -28,16 +28,6 @@ _HERE = ("127.0.0.1", "::1", "localhost")
 _SHORT_BYTES, _STREAM_BYTES = 4 << 20, 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request; None leaves the choice to the server."""
-
-    prompt: str
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-
-
 @dataclass(slots=True)
 class Answer:
     """What came back. Times in seconds from sending the request; None if the server did not say."""
@@ -149,30 +139,28 @@ class Client:
             time.sleep(0.02)
         return None
 
-    def ask(self, question: Question, *, on_text: OnText) -> Answer:
-        """Send one request and hand on its text as it comes: a chat, if the model can do that."""
-        model = question.model or self.first_model()
+    def ask(
+        self, prompt: str, *, on_text: OnText, model: str | None = None, **params: float | None
+    ) -> Answer:
+        """Send one request and hand on its text as it comes: a chat, if the model can do that.
+
+        `params`: sampling parameters; None leaves the choice to the server.
+        """
+        body: dict[str, Any] = {name: value for name, value in params.items() if value is not None}
+        body |= {"model": model or self.first_model(), "stream": True}
+        body["stream_options"] = {"include_usage": True}
         before = self.metrics()
         try:
-            answer, summary = self._stream(question, model, "chat", on_text=on_text)
+            messages = [{"role": "user", "content": prompt}]
+            answer, summary = self._stream("chat", {**body, "messages": messages}, on_text)
         except requests.NoChatTemplate:
-            answer, summary = self._stream(question, model, "completion", on_text=on_text)
+            answer, summary = self._stream("completion", {**body, "prompt": prompt}, on_text)
         answer.speculation = self._speculation(summary, before)
         return answer
 
-    def _stream(
-        self, question: Question, model: str, mode: Mode, *, on_text: OnText
-    ) -> tuple[Answer, object]:
-        body: dict[str, Any] = {"model": model, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        limits = {"max_tokens": question.max_tokens, "temperature": question.temperature}
-        body |= {name: value for name, value in limits.items() if value is not None}
-        if mode == "chat":
-            path, body["messages"] = "chat/", [{"role": "user", "content": question.prompt}]
-        else:
-            path, body["prompt"] = "", question.prompt
-        path = f"/v1/{path}completions"
-        answer, summary = Answer(model=model, mode=mode), None
+    def _stream(self, mode: Mode, body: dict[str, Any], on_text: OnText) -> tuple[Answer, object]:
+        path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
+        answer, model, summary = Answer(model=body["model"], mode=mode), body["model"], None
         said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
         started = time.perf_counter()
         with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:

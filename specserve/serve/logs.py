@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.errors import FactError
+from specserve.errors import FactError, LaunchError
 from specserve.files import open_regular
-from specserve.serve.files import state_folder
+from specserve.serve.files import append_own, private, state_folder
 
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20
@@ -112,6 +112,15 @@ def read_end(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
         file.seek(max(0, file.seek(0, 2) - limit_bytes))
         return parse(file.read(limit_bytes).decode(errors="replace"))
     return []
+
+
+def open_log(path: Path) -> int:
+    """A descriptor that appends to a log, made if it is missing. Raises LaunchError."""
+    try:
+        private(path.parent)
+        return append_own(path)
+    except OSError as error:
+        raise LaunchError(f"cannot write the log `{path}`: {error.strerror}") from error
 
 
 def is_disk_full(log_path: Path) -> bool:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,14 @@ import psutil
 from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
-from specserve.serve import events, files
-from specserve.serve.events import OnEvent
+from specserve.serve import files
 from specserve.serve.files import Process, is_alive
-from specserve.serve.logs import is_disk_full
-from specserve.serve.signals import StopRequest, signal_name
+from specserve.serve.logs import is_disk_full, open_log
 
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 3.0
 """How long a process that ended gets to complete its log and its messages."""
-_BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S, _KERNEL_PATIENCE_S = 5.0, 2.0, 30.0
-_TRACKER_PATIENCE_S = 3.0
+_KERNEL_PATIENCE_S, _TRACKER_PATIENCE_S = 30.0, 3.0
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
 _WITHOUT_LOG_S = 30.0
@@ -154,14 +151,9 @@ class Child(Group):
         Raises LaunchError if the program cannot be started or the log not written.
         """
         super().__init__(log_path)
-        self._began_s = time.monotonic()
+        self._began_s, self._moved_s = time.monotonic(), 0.0
         self._activity: tuple[float, ...] = ()
-        self._moved_s = 0.0
-        try:
-            files.private(log_path.parent)
-            log = files.append_own(log_path)
-        except OSError as error:
-            raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
+        log = open_log(log_path)
         # vLLM's sockets lie here: a killed process cannot remove its own
         sockets = tempfile.mkdtemp(prefix=files.SOCKETS)
         self.traces = frozenset([Path(sockets)])
@@ -186,8 +178,16 @@ class Child(Group):
         self.pid = self._popen.pid
 
     def _streams(self, log: int) -> dict[str, Any]:
-        """What its standard input and output are, and how it learns that we are gone."""
-        return {"stdin": subprocess.DEVNULL, "stdout": log, "preexec_fn": _die_with_parent()}
+        """What its standard input and output are, and how it learns that we are gone.
+
+        The kernel is asked to stop vLLM when specserve is killed -9; its engine follows its API
+        server. It watches the thread that forked, so this holds for the main thread only.
+        """
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log}
+        prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        if prctl is not None and threading.current_thread() is threading.main_thread():
+            streams["preexec_fn"] = lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
+        return streams
 
     @property
     def elapsed_s(self) -> float:
@@ -236,48 +236,6 @@ class Child(Group):
             limit_s = min(limit_s, _WITHOUT_LOG_S)
         return limit_s if now_s - self._moved_s >= limit_s else None
 
-    def end(self, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
-        """Stop every process, by force if needed, and remove what they leave; a dead one's too.
-
-        A server that serves may take `drain_s` for the requests that run; one that starts is not
-        trusted to stop. Raises FactError if the kernel keeps a process.
-        """
-        began_s = time.monotonic()
-        if self.is_running():
-            self.note_traces()
-            number = signal.SIGTERM if is_serving else signal.SIGINT
-            grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
-            emit(events.Stopping(signal_name(number), grace_s))
-            deadline = began_s + grace_s
-            # vLLM drains its requests only if its workers do not get it too
-            if is_serving:
-                with contextlib.suppress(OSError):
-                    os.kill(self.pid, number)
-            else:
-                self.send_all(number, spares_trackers=False)
-            has_leader = True
-            while time.monotonic() < deadline and self.members():
-                if has_leader and not self.is_running():
-                    has_leader = False
-                    deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
-                stop.wait(0.05)
-                if stop.count >= 2:  # a second Ctrl-C
-                    break
-        killed, removed = self.clear()
-        self.wait()
-        emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Ask the kernel to stop vLLM when specserve is killed -9; its engine follows its API server.
-
-    The kernel watches the thread that forked, so this holds for the main thread only.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None or threading.current_thread() is not threading.main_thread():
-        return None
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
-
 
 class JsonChild(Child):
     """A child that is spoken to in lines of JSON.
@@ -288,6 +246,8 @@ class JsonChild(Child):
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         super().__init__(argv, env=env, log_path=log_path)
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
         self._inbox: deque[dict[str, Any]] = deque()
         self._unread = b""
         self._outbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
@@ -298,11 +258,10 @@ class JsonChild(Child):
         return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
     def _write(self) -> None:
-        assert self._popen.stdin is not None
-        with contextlib.suppress(OSError), self._popen.stdin as stream:
+        with contextlib.suppress(OSError), self._input:
             for message in iter(self._outbox.get, None):
-                stream.write(json.dumps(message).encode() + b"\n")
-                stream.flush()
+                self._input.write(json.dumps(message).encode() + b"\n")
+                self._input.flush()
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message as soon as the child reads."""
@@ -310,14 +269,13 @@ class JsonChild(Child):
 
     def receive(self, limit_s: float) -> dict[str, Any] | None:
         """The next message; None if there will be none. Raises queue.Empty at the limit."""
-        assert self._popen.stdout is not None
         while not self._inbox:
             has_ended = not self.is_running()
-            if not select.select([self._popen.stdout], [], [], 0 if has_ended else limit_s)[0]:
+            if not select.select([self._output], [], [], 0 if has_ended else limit_s)[0]:
                 if has_ended:
                     return None
                 raise queue.Empty
-            if not (chunk := os.read(self._popen.stdout.fileno(), 1 << 16)):
+            if not (chunk := os.read(self._output.fileno(), 1 << 16)):
                 return None
             *lines, self._unread = (self._unread + chunk).split(b"\n")
             self._inbox.extend(filter(None, map(message_in, lines)))
@@ -329,5 +287,4 @@ class JsonChild(Child):
         self.wait()
         self._outbox.put(None)
         self._writer.join(_LAST_WORDS_S)
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        self._output.close()

@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import psutil
 
@@ -26,49 +25,51 @@ from specserve.serve import requests
 from specserve.serve.files import Process, is_alive, private, read_own, state_folder
 
 _MOST_BYTES = 1 << 20
-_PATIENCE_S = 20.0
+_PATIENCE_S, _ANSWERS_WITHIN_S = 20.0, 3.0
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+State = Literal["starting", "ready", "silent", "hung", "stopping", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a server ended. `cause` is empty if it was asked to."""
+    """How a server ended. `cause` is empty if it was asked to; `killed`: it took SIGKILL."""
 
     message: str
     cause: str = ""
     hint: str | None = None
     killed: bool = False
-    """Whether it took SIGKILL."""
+
+    @classmethod
+    def by(cls, error: SpecserveError) -> Ended:
+        """By what was raised."""
+        return cls(error.message, error.causes[0] if error.causes else "", error.hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One server."""
+    """One server. `watcher` is the specserve that started it, `leader` vLLM's first process.
+
+    `settings` are as `--set` takes them, never of `env`; `api_key_env` is the NAME of the variable
+    that held the key; `traces` is what the members hold, to be removed if they cannot do it.
+    """
 
     name: str
     boot_id: str
     watcher: Process
-    """The specserve that started it, and stops it."""
     started_at_s: float
     log_path: str
     profile: str
     alternative: str | None
     settings: tuple[str, ...]
-    """`key.path=value`, as `--set` takes it; never a value of `env`."""
     url: str
     port: int
-    model: str
-    method: str | None
-    num_speculative_tokens: int | None
+    drafts: str
     api_key_env: str | None
-    """NAME of the variable that held the key."""
     shutdown_timeout_s: float
     leader: Process | None = None
-    """vLLM's first process."""
     members: tuple[Process, ...] = ()
     traces: tuple[str, ...] = ()
-    """Shared memory that they hold, to be removed if they cannot do so themselves."""
-    ready_at_s: float | None = None
+    is_ready: bool = False
     is_stopping: bool = False
     ended: Ended | None = None
 
@@ -79,9 +80,8 @@ class Record:
 
     def is_running(self, process: Process | None) -> bool:
         """Whether this very process still runs: ids are used again, and a reboot begins anew."""
-        if process is None or self.boot_id != boot_id():
-            return False
-        return is_alive(process[0], since=process[1])
+        is_of_now = process is not None and self.boot_id == boot_id()
+        return is_of_now and process is not None and is_alive(process[0], since=process[1])
 
 
 def boot_id() -> str:
@@ -117,13 +117,13 @@ def names() -> list[str]:
 
 def read(name: str) -> Record | None:
     """What is known of a server; None if there is none. Raises FactError if that cannot be used."""
-    path = path_of(name)
+    path, why = path_of(name), "it does not hold a state"
     try:
         record = from_json(read_own(path, most_bytes=_MOST_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        why = system_reason(error) if isinstance(error, OSError) else "it does not hold a state"
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        why = system_reason(error) if isinstance(error, OSError) else why
         raise FactError(
             f"the state of `{name}` cannot be used: {path}: {why}",
             hint=f"a server that runs writes it again; `specserve down {name}` clears it",
@@ -158,11 +158,10 @@ def _changing(name: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Until it ends, no other command claims or clears this name. Raises FactError."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags, deadline = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, time.monotonic() + _PATIENCE_S
     with _changing(name) as path:
         descriptor = os.open(private(path.parent) / f".{name}.lock", flags, 0o600)
-    try:
-        deadline = time.monotonic() + _PATIENCE_S
+    with os.fdopen(descriptor):  # which releases it
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,8 +170,6 @@ def locked(name: str) -> Iterator[None]:
                 raise FactError(f"another command has locked the state of `{name}`")
             time.sleep(0.05)
         yield
-    finally:
-        os.close(descriptor)  # releases it
 
 
 def to_json(record: Record) -> str:
@@ -181,37 +178,20 @@ def to_json(record: Record) -> str:
 
 
 def from_json(text: str) -> Record:
-    """The record of a text. Raises ValueError, TypeError, KeyError or RecursionError."""
-    if len(text) > _MOST_BYTES:
-        raise ValueError("the file is too large")
-    record: Record = _typed(Record, json.loads(text))
-    # signals are sent to what it names, and 1 is init
-    processes = filter(None, (record.watcher, record.leader, *record.members))
-    if not all(1 < pid < 1 << 31 for pid, _ in processes) or not 0 <= record.port < 1 << 16:
-        raise ValueError("a process id or the port is out of range")
+    """The record of a text. Raises ValueError, TypeError, LookupError and the like."""
+    content = {name: _tuples(value) for name, value in json.loads(text).items()}
+    ended = content.pop("ended")
+    record = Record(**content, ended=Ended(**ended) if ended else None)
+    leaders = () if record.leader is None else (record.leader,)
+    for pid, since in (record.watcher, *leaders, *record.members):
+        # signals are sent to what it names, and 1 is init
+        if not (type(pid) is type(since) is int and 1 < pid < 1 << 31):
+            raise ValueError("a process id is out of range")
     return record
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """What a JSON value is as a declared type. Raises TypeError, KeyError, ValueError."""
-    parts = get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
-    if isinstance(kind, UnionType):  # `X | None`
-        return None if value is None else _typed(parts[0], value)
-    if get_origin(kind) is tuple and isinstance(value, list):
-        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
-        return tuple(_typed(part, item) for part, item in zip(kinds, value, strict=True))
-    is_number = type(value) in (int, float) and abs(value) < 1e15  # not NaN
-    if is_number if kind is float else type(value) is kind:
-        return value
-    raise TypeError(f"{value!r} is not {kind}")
-
-
-def ended_by(error: SpecserveError) -> Ended:
-    """How a server ended, by what was raised."""
-    return Ended(error.message, error.causes[0] if error.causes else "", error.hint)
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def reap(record: Record) -> Record:
@@ -226,25 +206,23 @@ def reap(record: Record) -> Record:
     if record.boot_id == boot_id():
         left = Group(Path(record.log_path), record.leader, record.members, record.traces)
         left.clear()
-        ended = ended_by(died(left, Phase.SERVING if record.ready_at_s else Phase.ENGINE))
+        ended = Ended.by(died(left, Phase.SERVING if record.is_ready else Phase.ENGINE))
     record = dataclasses.replace(record, ended=ended)
     with contextlib.suppress(FactError):  # a full disk: the next command finds it out again
         write(record)
     return record
 
 
-State = Literal["starting", "ready", "silent", "hung", "stopping", "dead"]
-_ANSWERS_WITHIN_S = 3.0
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One server as it was found. `record` is None if its state cannot be used."""
+    """One server as it was found, and why it is so if that needs a sentence.
+
+    `record` is None if its state cannot be used.
+    """
 
     name: str
     state: State
     detail: str = ""
-    """Why it is so, in one sentence, if that needs one."""
     record: Record | None = None
     acceptance_rate: float | None = None
     """Accepted share of all its draft tokens."""
@@ -271,7 +249,7 @@ def observe(name: str) -> Seen | None:
     if record.ended is not None:
         detail = ": ".join(filter(None, [record.ended.message, record.ended.cause]))
         return Seen(name, "dead", detail, record)
-    if record.is_stopping or record.ready_at_s is None:
+    if record.is_stopping or not record.is_ready:
         return Seen(name, "stopping" if record.is_stopping else "starting", "", record)
     url, rate = record.url, None
     if found := requests.metrics(url, timeout_s=_ANSWERS_WITHIN_S, verify=False):
@@ -289,13 +267,12 @@ def observe(name: str) -> Seen | None:
 
 def only_server(name: str | None) -> Record:
     """The server of that name, or the only one there is. Raises UsageError and FactError."""
-    known = [name] if name is not None else names()
+    known = names() if name is None else [name]
     if not known:
         raise UsageError("there is no server", hint="`specserve up PROFILE --detach` starts one")
     if len(known) > 1:
         raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint="name one")
-    record = read(known[0])
-    if record is None:
+    if (record := read(known[0])) is None:
         hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
         raise UsageError(f"there is no server {known[0]!r}", hint=hint)
     return record
@@ -319,13 +296,11 @@ def locate(server: str | None) -> tuple[str, Record | None]:
     record = only_server(server)
     runs = record.is_watched and record.ended is None
     if not runs and (seen := observe(record.name)) and seen.state == "dead":
-        hint = (
-            f"`specserve logs {record.name}` shows its log; `specserve down {record.name}` ends it"
-        )
-        ended = seen.record.ended if seen.record else None
+        ended = (seen.record and seen.record.ended) or Ended(seen.detail)
+        hint = f"`specserve logs {record.name}` shows its log"
         raise FactError(
-            f"the server `{record.name}` is dead: {ended.message if ended else seen.detail}",
-            causes=(ended.cause,) if ended and ended.cause else (),
-            hint=(ended and ended.hint) or hint,
+            f"the server `{record.name}` is dead: {ended.message}",
+            causes=(ended.cause,) if ended.cause else (),
+            hint=ended.hint or hint,
         )
     return record.url, record

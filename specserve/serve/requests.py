@@ -28,6 +28,10 @@ KEY_HINT = (
     "set `VLLM_API_KEY` to the server's key; for a detached server, the variable that its profile"
     " names"
 )
+_ADDRESS_HINT = (
+    "give the root URL of a vLLM server, such as http://127.0.0.1:8000; `specserve ps` lists"
+    " detached servers"
+)
 _LOG_HINT = "the server's log may show why"
 
 
@@ -199,7 +203,7 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     if status == 404:
         raise TrafficError(
             f"there are no metrics at {endpoint.root}/metrics (404)",
-            hint=f"{_address_hint(endpoint)}; SGLang needs `--enable-metrics`",
+            hint=f"{_ADDRESS_HINT}; SGLang needs `--enable-metrics`",
         )
     if status != 200:
         raise of_status(endpoint, status, message_in(text))
@@ -257,23 +261,13 @@ def of_status(
 def no_api(endpoint: Endpoint) -> TrafficError:
     """Something listens there, and it is not such a server."""
     message = f"there is no OpenAI API at {endpoint.root}/v1"
-    return TrafficError(message, hint=_address_hint(endpoint))
+    return TrafficError(message, hint=_ADDRESS_HINT)
 
 
 def failed_midway(endpoint: Endpoint, event: dict[str, Any]) -> TrafficError:
     """An error that came as an event of the answer's stream."""
     said = _said(endpoint, message_in(json.dumps(event)))
     return TrafficError(f"the server failed in the middle of the answer: {said}")
-
-
-def _address_hint(endpoint: Endpoint) -> str:
-    """What to do if something answers, but not as the root of a vLLM server does."""
-    if urlsplit(endpoint.root).path:
-        return "give the server's root URL, such as http://127.0.0.1:8000"
-    return (
-        "another program listens there: give the URL of a vLLM server;"
-        " `specserve ps` lists detached servers"
-    )
 
 
 def message_in(text: str) -> str:

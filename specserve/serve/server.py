@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
@@ -24,7 +23,7 @@ from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest, signal_name
 
 _TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 1.0
-_DYING_S = 10.0
+_DYING_S, _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 10.0, 5.0, 2.0
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
 
 
@@ -81,8 +80,10 @@ class RunningServer:
         self._read_log()
         self._begin(Phase.SERVING)
         child.note_traces()
-        url, resident = self.url if self.plan.answers else None, _resident_bytes(child)
-        self._emit(events.Ready(url, self.plan.model, self._phase_began_s, self.figures, resident))
+        url, resident, began_s = self.url if self.plan.answers else None, 0, self._phase_began_s
+        with contextlib.suppress(psutil.Error, OSError, AttributeError):
+            resident = sum(each.memory_full_info().pss for each in child.members())
+        self._emit(events.Ready(url, self.plan.model, began_s, self.figures, resident or None))
 
     def _emit(self, event: events.Event) -> None:
         """A terminal that went away must not keep a server from being stopped."""
@@ -136,19 +137,35 @@ class RunningServer:
             raise
 
     def end(self) -> None:
-        """Stop it, by force if needed, and remove what it leaves. Safe to call on a dead server."""
-        # a node that only computes has no requests of its own to drain
-        is_serving = self.phase is Phase.SERVING and self.plan.answers
-        drain_s = self.plan.shutdown_timeout_s
-        self.child.end(is_serving=is_serving, drain_s=drain_s, stop=self.stop, emit=self._emit)
+        """Stop every process, by force if needed, and remove what they leave; a dead one's too.
 
-
-def _resident_bytes(child: Child) -> int | None:
-    """Memory of all its processes, pages they share counted once; None if that is not told."""
-    try:
-        return sum(each.memory_full_info().pss for each in child.members()) or None
-    except (psutil.Error, OSError, AttributeError):
-        return None
+        A server that serves may finish the requests that run; one that starts is not trusted to
+        stop, and a node that only computes has none. Raises FactError if the kernel keeps one.
+        """
+        child, began_s = self.child, time.monotonic()
+        if child.is_running():
+            child.note_traces()
+            is_serving = self.phase is Phase.SERVING and self.plan.answers
+            number = signal.SIGTERM if is_serving else signal.SIGINT
+            grace_s = self.plan.shutdown_timeout_s if is_serving else _BEFORE_READY_GRACE_S
+            self._emit(events.Stopping(signal_name(number), grace_s))
+            # vLLM drains its requests only if its workers do not get it too
+            if is_serving:
+                with contextlib.suppress(OSError):
+                    os.kill(child.pid, number)
+            else:
+                child.send_all(number, spares_trackers=False)
+            deadline, has_leader = began_s + grace_s, True
+            while time.monotonic() < deadline and child.members():
+                if has_leader and not child.is_running():
+                    has_leader = False
+                    deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
+                self.stop.wait(0.05)
+                if self.stop.count >= 2:  # a second Ctrl-C
+                    break
+        killed, removed = child.clear()
+        child.wait()
+        self._emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
 
 
 @contextlib.contextmanager
@@ -175,16 +192,6 @@ def running(
             yield server
         if not stop.count:
             server.check()
-
-
-def become(plan: LaunchPlan) -> NoReturn:
-    """Replace this process by vLLM. Raises UsageError (a variable is unset) and LaunchError."""
-    env = resolve_env(plan.env)
-    refuse_taken_port(plan)
-    try:
-        os.execvpe(plan.argv[0], plan.argv, env)  # noqa: S606  # no shell on purpose
-    except OSError as error:
-        raise LaunchError(f"cannot start `{plan.argv[0]}`: {error.strerror}") from error
 
 
 def refuse_taken_port(plan: LaunchPlan) -> None:

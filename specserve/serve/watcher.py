@@ -1,7 +1,7 @@
 """The process that watches a detached server: it runs what `up` runs in the foreground.
 
-`launch` starts it (`python -P -m specserve.serve.watcher`), and speaks to it until the
-server is ready. A SIGTERM stops it, and the server with it.
+`launch` starts it (`python -P -m specserve.serve.watcher`), and speaks to it until the server is
+ready. A SIGTERM stops it, and the server with it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events, files, records
 from specserve.serve.events import OnEvent
 from specserve.serve.files import identity
-from specserve.serve.logs import default_log
+from specserve.serve.logs import default_log, open_log
 from specserve.serve.process import resolve_env, session
-from specserve.serve.records import Ended, Record, boot_id, ended_by, reap
+from specserve.serve.records import Ended, Record, boot_id, reap
 from specserve.serve.server import refuse_taken_port, running
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -41,7 +41,6 @@ def launch(
     alternative: str | None = None,
     settings: tuple[str, ...] = (),
     log_path: Path | None = None,
-    stop: StopRequest | None = None,
     on_event: OnEvent = events.ignore,
 ) -> Record:
     """Start the plan's server under a name; return when it is ready, and leave it.
@@ -51,9 +50,8 @@ def launch(
     """
     resolve_env(plan.env)
     records.path_of(name)
-    log_path = log_path or default_log(name)
-    speculation = plan.speculation or {}
-    count = speculation.get("num_speculative_tokens")
+    log_path, speculation = log_path or default_log(name), plan.speculation or {}
+    k = speculation.get("num_speculative_tokens")
     record = Record(
         name=name,
         boot_id=boot_id(),
@@ -65,22 +63,13 @@ def launch(
         settings=tuple(s for s in settings if s.partition("=")[0].partition(".")[0] in _KEPT),
         url=plan.url,
         port=plan.port,
-        model=plan.model,
-        method=str(speculation["method"]) if "method" in speculation else None,
-        num_speculative_tokens=count if isinstance(count, int) else None,
+        drafts=f"{speculation.get('method', '')}{f' K={k}' if k else ''}",
         api_key_env=plan.api_key_env,
         shutdown_timeout_s=plan.shutdown_timeout_s,
     )
-    try:
-        files.private(log_path.parent)
-        log = files.append_own(log_path)
-    except OSError as error:
-        raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, log)
-        stop = stop or stack.enter_context(stop_on_signals())
-        pipe, theirs = Pipe()
-        stack.enter_context(pipe)
+    log = open_log(log_path)
+    pipe, theirs = Pipe()
+    with stop_on_signals() as stop, pipe:
         with theirs:
             streams = ((theirs.fileno(), 0), (log, 1), (log, 2))
             pid = os.posix_spawn(
@@ -90,6 +79,7 @@ def launch(
                 file_actions=[(os.POSIX_SPAWN_DUP2, *each) for each in streams],
                 setsid=True,
             )
+        os.close(log)
         pipe.send((replace(plan, env=dict(plan.env), origins=()), record))
         sent = 0
         while True:
@@ -123,43 +113,33 @@ class Watch:
         """Take the name. Raises LaunchError if another server has it, or the port."""
         name = self.record.name
         with records.locked(name):
-            before = records.read(name)
-            if before is not None and (before.is_watched or before.is_running(before.leader)):
-                raise LaunchError(
-                    f"`{name}` is already running at {before.url}",
-                    hint=f"`specserve down {name}` stops it; use `--name` to give this one"
-                    " another name",
-                )
-            if before is not None:
+            if before := records.read(name):
+                if before.is_watched or before.is_running(before.leader):
+                    hint = f"`specserve down {name}` stops it; `--name` gives this one another name"
+                    raise LaunchError(f"`{name}` is already running at {before.url}", hint=hint)
                 reap(before)
             refuse_taken_port(plan)
             records.write(self.record)
 
     def keep(self, **changes: Any) -> None:
         """Change the record, and write it again if it is not on disk as it is here."""
-        self.record = replace(self.record, **changes)
+        self.record, is_there = replace(self.record, **changes), False
+        with contextlib.suppress(FactError):
+            is_there = not changes and records.read(self.record.name) == self.record
         with contextlib.suppress(FactError):  # a full disk must not end a server
-            try:
-                is_there = not changes and records.read(self.record.name) == self.record
-            except FactError:
-                is_there = False
             if not is_there:
                 records.write(self.record)
-
-    def note_members(self) -> None:
-        """Keep what has to be ended and removed if this process cannot do it."""
-        if self.record.leader is not None:
-            pids = [each.pid for each in session(self.record.leader[0])]
-            traces = {*self.record.traces, *map(str, files.traces(pids))}
-            self.keep(members=tuple(map(identity, pids)), traces=tuple(sorted(traces)))
 
     def __call__(self, event: events.Event) -> None:
         """Note the news, and hand it on for as long as somebody listens."""
         match event:
             case events.Started(pid):
                 self.keep(leader=identity(pid))
-            case events.PhaseStarted() | events.Ready():
-                self.note_members()
+            case events.PhaseStarted() | events.Ready() if self.record.leader is not None:
+                # what has to be ended and removed if this process cannot do it
+                pids = [each.pid for each in session(self.record.leader[0])]
+                traces = {*self.record.traces, *map(str, files.traces(pids))}
+                self.keep(members=tuple(map(identity, pids)), traces=tuple(sorted(traces)))
             case events.Stopping():
                 self.keep(is_stopping=True)
             case events.Stopped():
@@ -184,18 +164,17 @@ def main() -> None:
             return
         try:
             with running(plan, log_path=log_path, on_event=watch, stop=stop) as server:
-                watch.keep(ready_at_s=time.time())
+                watch.keep(is_ready=True)
                 watch.tell(watch.record)
                 server.wait(watch.keep)
-        except SpecserveError as error:
-            if watch.record.ready_at_s is None:
-                with contextlib.suppress(FactError):
-                    records.remove(watch.record.name)
-                watch.tell(error)
-            else:
-                watch.keep(ended=ended_by(error))
-        else:
             watch.keep(ended=Ended("vLLM was stopped", killed=watch.killed))
+        except SpecserveError as error:
+            if watch.record.is_ready:
+                watch.keep(ended=Ended.by(error))
+                return
+            with contextlib.suppress(FactError):
+                records.remove(watch.record.name)
+            watch.tell(error)
 
 
 def stop_server(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None:
@@ -207,7 +186,7 @@ def stop_server(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None
     began_s, sent = time.monotonic(), 0
     while record is not None and record.is_watched:
         if sent < 1 + (stop.count >= 2):  # a second Ctrl-C
-            if sent == 0 and record.ready_at_s is not None:
+            if sent == 0 and record.is_ready:
                 emit(events.Stopping("SIGTERM", record.shutdown_timeout_s))
             sent += 1
             with contextlib.suppress(OSError):
@@ -228,13 +207,11 @@ def stop_server(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None
 def _read_patiently(name: str) -> Record | None:
     """The record, or None if it cannot be used; one of a server that runs is repaired soon."""
     deadline = time.monotonic() + _REPAIRED_WITHIN_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FactError):
             return records.read(name)
-        except FactError:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.1)
+        time.sleep(0.1)
+    return None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,10 @@ from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 
 ENGINE = """
-import json, os, signal, sys, time
+import json, os, signal, sqlite3, sys, time
+def written():
+    base = sqlite3.connect("file:" + os.environ["PARTIAL"] + "?immutable=1", uri=True)
+    return base.execute("SELECT count(*) FROM done").fetchone()[0]
 def send(**message):
     print(json.dumps(message), flush=True)
 inbox = (json.loads(line) for line in sys.stdin)
@@ -42,7 +46,7 @@ for message in inbox:
         continue
     if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
         open(once, "w").close()
-        while open(os.environ["PARTIAL"]).read().count("\\n") - 1 < index - slow:  # all answers are written
+        while written() < index - slow:  # all answers are written
             time.sleep(0.01)
         if prompt == "die":
             print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
@@ -208,8 +212,7 @@ def test_finished_lines_do_not_wait_for_a_slower_line_before_them(
         run(plan, data, path)
     told = str(stop.value) if prompt == "interrupt" else capfd.readouterr().err
     assert f"3 of 6 lines are in `{path}.partial`; the same command resumes there" in told
-    kept = (tmp_path / "out.jsonl.partial").read_text().splitlines()[1:]
-    assert [json.loads(line)["text"] for line in kept] == ["A", "B", "C"]
+    assert [each["text"] for each in journal(tmp_path / "out.jsonl.partial").values()] == ["A", "B", "C"]
     asked = tmp_path / "state" / "asked"
     asked.write_text("")
     assert run(plan, data, path) == 0
@@ -235,7 +238,7 @@ def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: Launch
     other = LaunchPlan(
         **{name: getattr(plan, name) for name in plan.__slots__} | {"engine_kwargs": {"model": "n"}}
     )
-    with pytest.raises(UsageError, match="another profile"):
+    with pytest.raises(UsageError, match="another input, profile"):
         run(other, data, tmp_path / "out.jsonl")
 
 
@@ -250,34 +253,43 @@ def test_runs_killed_at_five_moments_lose_no_line_and_compute_none_again(
         tmp_path / "state" / "asked",
     )
     data = lines(*(f"prompt {number}" for number in range(60)))
-    journaled = b""
+    journaled: dict[int, dict[str, object]] = {}
     for moment in sorted(random.Random(seed).sample(range(60), 5)):
-        limit = moment - max(0, journaled.count(b"\n") - 1)
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
-                run(limited(plan, limit), data, path)
+                run(limited(plan, moment - len(journaled)), data, path)
             os._exit(0)
-        while not partial.exists() or partial.read_bytes().count(b"\n") - 1 < moment:
+        while len(journal(partial)) < moment:
             assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has not ended by itself
             time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        before, journaled = journaled, partial.read_bytes()
-        assert journaled.startswith(before)
+        before, journaled = journaled, journal(partial)
+        assert before.items() <= journaled.items()
         assert not asked_again(asked, before)
     assert run(limited(plan, 60), data, path) == 0
     assert not asked_again(asked, journaled)
     assert texts(path) == [f"text {number}" for number in range(60)]
 
 
+def journal(partial: Path) -> dict[int, dict[str, object]]:
+    """The records of a run that goes on or was killed, by line; its lock is passed over."""
+    with contextlib.suppress(sqlite3.Error):
+        base = sqlite3.connect(f"file:{partial}?immutable=1", uri=True)
+        with contextlib.closing(base):
+            return {line: json.loads(record) for line, record in base.execute("SELECT * FROM done")}
+    return {}
+
+
 def limited(plan: LaunchPlan, limit: int) -> LaunchPlan:
     return dataclasses.replace(plan, env={**plan.env, "LIMIT": str(limit)})
 
 
-def asked_again(asked: Path, journaled: bytes) -> set[int]:
+def asked_again(asked: Path, journaled: dict[int, dict[str, object]]) -> set[int]:
     """The journaled lines that the last run's engine was asked; forgets what it was asked."""
-    done = {json.loads(line)["index"] for line in journaled.splitlines()[1:]}
-    again = done & {int(index) for index in asked.read_text().split()} if asked.exists() else set()
+    again = (
+        journaled.keys() & {int(index) for index in asked.read_text().split()} if asked.exists() else set()
+    )
     asked.unlink(missing_ok=True)
     return again

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,7 +186,8 @@ def test_an_interrupted_batch_is_resumed_by_its_lines(
     with monkeypatch.context() as patch:
         patch.setattr("specserve.serve.batch.CHILD", (sys.executable, "-c", dying))
         assert answered(*lines) == (2, [])
-    partial = (tmp_path / "out.jsonl.partial").read_text().splitlines()[1:]
-    assert [json.loads(line)["custom_id"] for line in partial] == ["a", "b"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "out.jsonl.partial")) as base:
+        partial = [json.loads(record) for (record,) in base.execute("SELECT record FROM done")]
+    assert [record["custom_id"] for record in partial] == ["a", "b"]
     code, records = answered(*lines)
     assert (code, [record["custom_id"] for record in records]) == (0, ["a", "b", "die", "c"])

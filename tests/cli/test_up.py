@@ -150,30 +150,6 @@ def test_an_address_of_another_host_is_a_usage_error() -> None:
         refuse_taken_port(replace(plan(), host="192.0.2.1"))
 
 
-BECOME = """
-import sys
-from specserve.serve.server import become
-from specserve.plan.launchplan import LaunchPlan
-port, argv = int(sys.argv[1]), tuple(sys.argv[2:])
-become(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {"VLLM_LOGGING_LEVEL": "ERROR"}, {}, "127.0.0.1", port,
-                  "tiny", 30.0, 5.0))
-"""
-
-
-def test_exec_becomes_vllm_in_the_same_process() -> None:
-    server = plan()
-    with subprocess.Popen([sys.executable, "-c", BECOME, str(server.port), *server.argv]) as process:
-        while not is_healthy(server.url):
-            assert process.poll() is None
-            time.sleep(0.05)
-        command = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
-        environment = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
-        assert tuple(command[:-1]) == server.argv
-        assert "VLLM_LOGGING_LEVEL=ERROR" in environment
-        process.terminate()
-        assert process.wait(timeout=30) == 0
-
-
 PROFILE = """\
 target: {model: ./target, tensor_parallel_size: 2, max_model_len: 512}
 speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 4, draft_tensor_parallel_size: %s}
@@ -208,7 +184,13 @@ def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in missing.stderr
 
 
-LAUNCH = BECOME.replace("serve.server", "cli.up").replace("become", "start")
+LAUNCH = """
+import sys
+from specserve.cli.up import start
+from specserve.plan.launchplan import LaunchPlan
+port, argv = int(sys.argv[1]), tuple(sys.argv[2:])
+start(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {}, {}, "127.0.0.1", port, "tiny", 30.0, 5.0))
+"""
 
 
 def test_a_specserve_that_is_killed_takes_vllm_along() -> None:

@@ -263,7 +263,7 @@ def detached(
     name: str = "demo",
     profile: str = "-",
     key: str | None = None,
-    method: str | None = "ngram",
+    drafts: str = "ngram",
     alternative: str | None = None,
     settings: tuple[str, ...] = (),
 ) -> None:
@@ -279,14 +279,12 @@ def detached(
             settings=settings,
             url=url,
             port=int(url.rpartition(":")[2]),
-            model="demo",
-            method=method,
-            num_speculative_tokens=4,
+            drafts=drafts,
             shutdown_timeout_s=5.0,
             api_key_env=key,
             watcher=identity(os.getpid()),
             leader=identity(os.getpid()),
-            ready_at_s=time.time(),
+            is_ready=True,
         )
     )
 
@@ -333,7 +331,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
         expect: [{min_mean_acceptance_length: 3.9}]
     """)
-    detached(url, profile=str(file), method=method, alternative=variant, settings=settings)
+    detached(url, profile=str(file), drafts=method or "", alternative=variant, settings=settings)
     script.engines[0].speculates = method is not None
     with traffic(script):
         assert run(["watch", *AT_ONCE, "--strict"]) == code

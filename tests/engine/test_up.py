@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from specserve.serve.requests import is_healthy
 from tests.engine.conftest import FROM_HUB, HUB_TARGET
 
 if TYPE_CHECKING:
@@ -128,23 +127,6 @@ def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log
     assert "while serving" in up.err
     assert "SIGKILL" in up.err
     assert "exited with code 0" in up.err
-
-
-def test_exec_becomes_a_vllm_that_asks_nobody_and_ends_with_its_code(
-    start_up: StartUp, hub_of_yesterday: HubServer
-) -> None:
-    with start_up("--exec", "--alternative", "baseline", changes=FROM_HUB) as up:
-        up.wait_for(lambda: is_healthy(up.url))
-        command = psutil.Process(up.process.pid).cmdline()
-        names = {Path(word).name for word in command}  # not the folders: the clone's may be any
-        assert {"vllm", "serve"} <= names and "specserve" not in names
-        assert "--speculative-config" not in command
-        assert complete(up)["usage"]["completion_tokens"] == 16
-        members = up.members()
-        assert up.stop(signal.SIGTERM) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-        psutil.wait_procs(members, timeout=30)
-        assert [process for process in members if process.is_running() and process.status() != "zombie"] == []
-    assert hub_of_yesterday.requests == []
 
 
 def test_a_second_server_on_the_port_is_refused(tiny_server: Up, start_up: StartUp) -> None:

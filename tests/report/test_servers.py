@@ -12,11 +12,11 @@ from specserve.serve.records import Ended, Record, Seen
 RECORD = Record(
     name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l", profile="p.yaml",
     alternative=None, settings=(), url="http://127.0.0.1:8000", port=8000,
-    model="meta-llama/Llama-3.1-70B-Instruct", method="draft_model", num_speculative_tokens=5,
+    drafts="draft_model K=5",
     api_key_env="MY_KEY", shutdown_timeout_s=30, leader=(4711, 1),
 )  # fmt: skip
 READY = Seen("llama70b-8b", "ready", "", RECORD, 0.75)
-BASELINE = dataclasses.replace(RECORD, name="base", method=None, num_speculative_tokens=None)
+BASELINE = dataclasses.replace(RECORD, name="base", drafts="")
 DEAD = Seen(
     "base",
     "dead",
@@ -36,7 +36,7 @@ def test_a_server_is_a_line_and_what_is_wrong_stands_below() -> None:
 
 
 def test_text_from_elsewhere_gives_the_terminal_no_orders() -> None:
-    evil = dataclasses.replace(RECORD, model="\x1b[2Jm", method="\x07")
+    evil = dataclasses.replace(RECORD, drafts="\x07\x1b[2Jm")
     text = table([Seen("x", "hung", "\x9b31m", evil)], now_s=1042)
     assert not set(text) & set("\x1b\x07\x9b")
 

@@ -48,14 +48,12 @@ def start(state: Path) -> Iterator[Start]:
     def started(
         *arguments: str, env: dict[str, str | FromEnv] | None = None, log_path: Path | None = None
     ) -> Record:
-        with StopRequest() as stop:
-            return launch(
-                _plan(*arguments, env=env),
-                name="demo",
-                profile="demo.yaml",
-                log_path=log_path or state / "logs" / "demo.log",
-                stop=stop,
-            )
+        return launch(
+            _plan(*arguments, env=env),
+            name="demo",
+            profile="demo.yaml",
+            log_path=log_path or state / "logs" / "demo.log",
+        )
 
     yield started
     with StopRequest() as stop:

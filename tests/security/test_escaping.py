@@ -130,13 +130,13 @@ def test_a_quoted_line_of_a_profile_gives_no_order(
 
 RECORD = Record(
     name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
-    alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", port=1, model=EVIL, method=EVIL,
-    num_speculative_tokens=4, api_key_env=EVIL, shutdown_timeout_s=1.0, ended=Ended(EVIL, EVIL, EVIL),
+    alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", port=1, drafts=EVIL,
+    api_key_env=EVIL, shutdown_timeout_s=1.0, ended=Ended(EVIL, EVIL, EVIL),
 )  # fmt: skip
 
 
 def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
-    record = dataclasses.replace(RECORD, method="ngram")
+    record = dataclasses.replace(RECORD, drafts="ngram")
     text = table([Seen("demo", "dead", EVIL, record), Seen("lost", "dead", EVIL)])
     assert not _ORDER.search(text)
     lines = text.splitlines()

@@ -28,8 +28,8 @@ def record_of(**changes: Any) -> dict[str, Any]:
     """The state of a server whose processes are gone, with some values changed, as JSON has it."""
     record = Record(
         name="demo", boot_id=boot_id(), watcher=(2**31 - 2, 1), started_at_s=1.0, log_path="/nowhere.log",
-        profile="p.yaml", alternative=None, settings=(), url="http://127.0.0.1:9", port=9, model="m", method=None,
-        num_speculative_tokens=None, api_key_env=None, shutdown_timeout_s=1.0, leader=(2**31 - 2, 1), ready_at_s=1.0,
+        profile="p.yaml", alternative=None, settings=(), url="http://127.0.0.1:9", port=9, drafts="",
+        api_key_env=None, shutdown_timeout_s=1.0, leader=(2**31 - 2, 1), is_ready=True,
     )  # fmt: skip
     return {**json.loads(to_json(record)), **changes}
 
@@ -154,7 +154,7 @@ ODD = st.one_of(
         ["\x1b[2J", "http://x:99999999/", "http://[", "http://\x00", "/dev/zero", 10**400, -1, 0, 1]
     ),
 )
-KEYS = sorted(set(record_of()) - {"name"})
+KEYS = ["watcher", "leader", "members"]  # what is signalled: the rest is ours, and the folder is private
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -167,17 +167,6 @@ def test_no_value_of_a_state_makes_ps_fail(
         lay(state, record_of(**{"ended": ended, key: value}))
         assert run(words) == 0
         assert "\x1b" not in told(capsys)
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(key=st.sampled_from(["message", "cause", "hint", "killed"]), value=ODD)
-def test_no_value_of_how_it_ended_makes_ps_fail(
-    key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = {"message": "a", "cause": "b", "hint": None, "killed": False, key: value}
-    lay(state, record_of(ended=ended))
-    assert run(["ps"]) == 0
-    assert "\x1b" not in told(capsys)
 
 
 @pytest.fixture

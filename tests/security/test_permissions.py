@@ -206,7 +206,7 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
     start()
     known = {
         "name", "boot_id", "watcher", "started_at_s", "log_path", "profile", "alternative", "settings", "url", "port",
-        "model", "method", "num_speculative_tokens", "api_key_env", "shutdown_timeout_s", "leader", "members",
-        "traces", "ready_at_s", "is_stopping", "ended",
+        "drafts", "api_key_env", "shutdown_timeout_s", "leader", "members",
+        "traces", "is_ready", "is_stopping", "ended",
     }  # fmt: skip
     assert set(json.loads((state / "servers" / "demo.json").read_text())) == known

@@ -44,15 +44,13 @@ def start(fake_plan: FakePlan, state: Path) -> Iterator[Start]:
     def started(
         *arguments: str, name: str = "demo", on_event: events.OnEvent = events.ignore, **more: object
     ) -> Record:
-        with StopRequest() as stop:
-            return launch(
-                fake_plan(*arguments, **more),
-                name=name,
-                profile="demo.yaml",
-                log_path=state / "logs" / f"{name}.log",
-                stop=stop,
-                on_event=on_event,
-            )
+        return launch(
+            fake_plan(*arguments, **more),
+            name=name,
+            profile="demo.yaml",
+            log_path=state / "logs" / f"{name}.log",
+            on_event=on_event,
+        )
 
     yield started
     for name in records.names():
