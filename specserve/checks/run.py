@@ -129,6 +129,8 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
         words = "the profile's range allows" if profile.vllm else "judged for"
         which = ", ".join(found.versions)
         notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
+        if not profile.vllm and known[-1] not in found.versions:  # what came since is no mistake
+            severity = max(severity, Severity.WARNING, key=_ORDER.__getitem__)
     places = ((path, label) for path, label in found.related.items() if path in profile.spans)
     return Finding(
         rule.code,

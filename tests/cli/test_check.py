@@ -347,18 +347,6 @@ def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
     assert code == 1 and found == [("other.yaml", "SD290"), ("other.yaml", "SD290")]
 
 
-def test_an_empty_file_of_weights_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = checkpoint(tmp_path, "llama")
-    for weights in folder.glob("*.safetensors"):
-        weights.unlink()
-    (folder / "pytorch_model.bin").touch()
-    file = tmp_path / "p.yaml"
-    file.write_text("target: {model: ./llama}\n", encoding="utf-8")
-    assert _run(["check", "--no-ask", str(file), "--offline", "--format", "json"]) == 1
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert ("SD250", "`pytorch_model.bin` is empty") in [(item["code"], item["message"]) for item in found]
-
-
 @pytest.mark.parametrize("options", [["--locked"], []])
 @pytest.mark.parametrize("content", ["{", "", "[]", '{"version": 99}', "<<<<<<< ours"])
 def test_an_unusable_lock_is_named_whether_its_models_can_be_read_or_not(
