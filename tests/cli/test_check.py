@@ -13,7 +13,7 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.vllm import versions
-from tests.checks.checkpoints import beside, checkpoint
+from tests.checks.checkpoints import beside
 
 Write = Callable[..., Path]
 
