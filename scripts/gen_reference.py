@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from specserve.cli.commands import COMMANDS, LazyGroup
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, WORDS, Key
-from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, words
+from specserve.profile.schema import json_schema
 from specserve.vllm.speculation import METHODS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -144,9 +144,11 @@ options.
 
 def profile_page() -> str:
     """The reference of a profile: every key of every section."""
-    lines = [_PROFILE, *_table(TOP), "", *_example(""), "", _EXTENDS, "", *_example("extends")]
-    for name, section in [*SECTIONS.items(), ("expect", Expectation)]:
-        lines += ["", f"## `{name}`", "", _ABOUT[name], "", *_table(keys_of(section)), "", *_example(name)]
+    schema = json_schema()
+    lines = [_PROFILE, *_table(schema), "", *_example(""), "", _EXTENDS, "", *_example("extends")]
+    for name, about in _ABOUT.items():
+        section = schema["$defs"]["expectation" if name == "expect" else name]
+        lines += ["", f"## `{name}`", "", about, "", *_table(section), "", *_example(name)]
     lines += ["", _SPECULATION]
     shared = set.intersection(*(set(keys) for keys in BLOCK_KEYS.values()))
     with_draft = (
@@ -158,57 +160,32 @@ def profile_page() -> str:
         own = [name for name in keys if name not in shared | with_draft]
         if with_draft <= set(keys):
             own.insert(0, "those of a draft")
-        words = ", ".join(name if " " in name else f"`{name}`" for name in own)
+        takes = ", ".join(name if " " in name else f"`{name}`" for name in own)
         lines.append(
-            f"| `{method}` | {', '.join(f'`{name}`' for name in needs) or 'nothing more'} | {words or 'none'} |"
+            f"| `{method}` | {', '.join(f'`{name}`' for name in needs) or 'nothing more'} | {takes or 'none'} |"
         )
-    every = EVERY_KEY
+    every = schema["$defs"]["speculation"]
     for title, names in (
         ("Keys of every method", shared),
         ("Keys of a draft", with_draft),
-        ("Keys of single methods", set(every) - shared - with_draft),
+        ("Keys of single methods", set(EVERY_KEY) - shared - with_draft),
     ):
-        lines += ["", f"### {title}", "", *_table({name: every[name] for name in every if name in names})]
+        lines += ["", f"### {title}", "", *_table(every, only=names)]
     lines.append(_REST)
     return "\n".join(lines) + "\n"
 
 
-def _table(keys: Mapping[str, Key]) -> list[str]:
+def _table(section: Mapping[str, Any], *, only: Collection[str] | None = None) -> list[str]:
     rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
-    for name, key in keys.items():
-        default = (
-            "required" if key.required else "vLLM's" if key.default is None else f"`{_yaml(key.default)}`"
-        )
-        if key.default is None and not key.required and name in _WITHOUT_DEFAULT:
-            default = "none"
+    for name, key in section["properties"].items():
+        default = "vLLM's" if "model" in section["properties"] else "none"
+        default = f"`{key['default']}`" if "default" in key else default
+        if name in section.get("x-required", ()):
+            default = "required"
         unit = next((f", in {unit}" for end, unit in _UNITS.items() if name.endswith(end)), "")
-        rows.append(
-            f"| `{name}` | {_takes(key)}{unit if key.kind != 'length' else ''} | {default} | {key.doc} |"
-        )
+        if only is None or name in only:
+            rows.append(f"| `{name}` | {words(key)}{unit} | {default} | {key['description']} |")
     return [row.replace("[[", "\\[\\[") for row in rows]
-
-
-_WITHOUT_DEFAULT = {
-    *TOP, *keys_of(Expectation), "api_key_env", "served_model_name", "accelerator", "devices", "revision", "tokenizer"
-}  # fmt: skip
-
-
-def _takes(key: Key) -> str:
-    words = WORDS[key.kind]
-    if key.items:
-        words = f"a list of: {WORDS[key.items]}"
-    if key.choices:
-        words = " or ".join(f"`{choice}`" for choice in key.choices)
-    bounds = []
-    if key.minimum is not None and key.kind != "length":
-        bounds.append(f"at least {key.minimum:g}")
-    if key.maximum is not None:
-        bounds.append(f"at most {key.maximum:g}")
-    return words + (f" ({', '.join(bounds)})" if bounds else "")
-
-
-def _yaml(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def _example(name: str) -> list[str]:
@@ -243,8 +220,8 @@ def _about(name: str, command: Any) -> Iterator[str]:
     for title, kind in (("Arguments", "argument"), ("Options", "option")):
         rows = [each.get_help_record(context) for each in command.params if each.param_type_name == kind]
         yield from ("", f"| {title} | |", "|---|---|") if any(rows) else ()
-        for spelling, words in filter(None, rows):
-            yield f"| `{spelling.replace('|', chr(92) + '|')}` | {_plain(' '.join(words.split()))} |"
+        for spelling, text in filter(None, rows):
+            yield f"| `{spelling.replace('|', chr(92) + '|')}` | {_plain(' '.join(text.split()))} |"
 
 
 def _plain(text: str) -> str:

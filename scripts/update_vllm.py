@@ -162,7 +162,7 @@ def to_judge(package: Path, version: str, said: Mapping[str, Any]) -> Iterator[s
         if quote.is_for(version) and not quote.is_in(package):
             yield f"{quote.by}: `{quote.text}` is gone from {quote.file}"
     if keys := set(said["speculation"]) - EVERY_KEY.keys() - FILLED:
-        yield f"specserve/profile/speculation.json has no {', '.join(sorted(keys))}"
+        yield f"specserve/profile/keys.json has no {', '.join(sorted(keys))}"
     before = [each for each in known_versions() if minor(each) < minor(version)]
     if before:
         old, both = known("arguments")[before[-1]], ("engine", "frontend")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specserve.checks.rule import Context, Rule, Violation
 from specserve.checks.rules import all_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
-from specserve.profile.load import examine, examine_partial
-from specserve.profile.partial import UnreadableValue
+from specserve.profile.load import examine
 from specserve.profile.schema import Profile, fingerprint
 from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
@@ -45,7 +43,7 @@ def lint(
     findings: dict[Finding, None] = {}  # a problem of a shared parent is reported once
     verdicts, hidden, settings = [], 0, tuple(settings)
     for path in paths:
-        profile, problems = examine_partial(path, settings=settings)
+        profile, problems = examine(path, settings=settings)
         if profile is None:
             findings |= dict.fromkeys(problems)
             verdicts.append(ProfileVerdict(path, None, None, "invalid"))
@@ -88,11 +86,7 @@ def run_rules_on_profile(
 
 def context_of(profile: Profile, *, here: bool = False) -> Context:
     """What a rule may look at without models. `here`: judged for the installed vLLM."""
-    try:
-        versions: Any = judged_versions(profile.vllm, here=here)
-    except UnreadableValue:
-        versions = profile.vllm  # what needs the versions cannot run either
-    return Context(profile, versions)
+    return Context(profile, judged_versions(profile.vllm, here=here))
 
 
 def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
@@ -106,9 +100,8 @@ def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
     }
     for rule in all_rules():
         if rule.in_lint or there[rule.needs]:
-            with suppress(UnreadableValue):
-                found.extend(_finding(rule, each, context) for each in rule.check(context))
-                sure |= {rule.code} if there[rule.needs] else set()
+            found.extend(_finding(rule, each, context) for each in rule.check(context))
+            sure |= {rule.code} if there[rule.needs] else set()
     found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:  # it has no place for comments: policy is a warning there
         found = [

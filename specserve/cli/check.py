@@ -16,7 +16,7 @@ from specserve.diagnostics import Report, Severity
 from specserve.report.console import escaped, mute, out, say, styled
 
 Form = Literal["text", "concise", "json", "github", "sarif"]
-_PATHS = "Profile files, folders, quoted globs, `-` for stdin, or `--` followed by a vLLM command."
+_PATHS = "Profile files, folders, `-` for stdin, or `--` followed by a vLLM command."
 Paths = Annotated[list[str], argument("PATH…", _PATHS)]
 _FORMAT = "Output format (default: text; in GitHub Actions: github)."
 Format = Annotated[Form | None, typer.Option("--format", show_default=False, help=_FORMAT)]
@@ -45,7 +45,7 @@ def lint(
 
     \b
     specserve lint configs/
-    specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
+    specserve lint deploy/ --format sarif > specserve.sarif
     specserve lint -- vllm serve org/model --speculative-config '{…}'
     """
     from specserve.checks import run
@@ -93,7 +93,7 @@ def check(
     from specserve.checks.check import check as check_profiles
     from specserve.checks.collect import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
-    from specserve.profile.load import examine_partial
+    from specserve.profile.load import examine
     from specserve.report.findings import StderrNotices, show_findings
     from specserve.vllm.facts import minor
     from specserve.vllm.versions import table
@@ -119,7 +119,7 @@ def check(
         say(f"specserve does not know vLLM {escaped(vllm)}, so it is judged as {judged.minor}")
         # of a version without a table it is known by its range what fails in it
         settings = [*settings, 'vllm="=={}.{}.*"'.format(*minor(vllm))]
-    read = ((file, *examine_partial(file, settings=settings)) for file in files)
+    read = ((file, *examine(file, settings=settings)) for file in files)
 
     def before(report: Report) -> None:
         notices.progress("")

@@ -12,7 +12,7 @@ from specserve.cli.options import argument, option
 
 Engine = Literal["vllm", "sglang"]
 _VLLM = "Plan for this vLLM version (default: the installed one)."
-_LAUNCHES = "A profile, or PROFILE@REVISION from git; for B also `--` followed by a vLLM command."
+_LAUNCHES = "A profile; for B also `--` followed by a vLLM command."
 _DERIVE = "Compare A with this one of its `alternatives`, or with `baseline`."
 
 
@@ -83,7 +83,6 @@ def diff(
 
     \b
     specserve diff configs/qwen3-8b-draft.yaml configs/qwen3-8b-dflash.yaml
-    specserve diff configs/demo.yaml@HEAD~1 configs/demo.yaml
     specserve diff configs/llama70b-8b.yaml --alternative ngram
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """

@@ -26,8 +26,8 @@ from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.plan.replacements import ARGUMENTS, KEYS
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
-from specserve.profile.load import absolute_paths, apply, made_by
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key, kind_of
+from specserve.profile.load import MAKERS, absolute_paths, apply
 from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
@@ -161,7 +161,7 @@ def remember(words: Sequence[str], *, asked: str = "check") -> str:
             error.hint = write_behind_dashes(asked)
             raise
 
-    made_by(COMMAND, made)
+    MAKERS[COMMAND] = made
     return COMMAND
 
 
@@ -306,7 +306,7 @@ def _text(node: Node | None) -> str | None:
 
 def _typed(key: Key | None, node: Node) -> Node:
     """Numbers and switches in quotes as what they are, because vLLM reads them so."""
-    if key is None or key.kind not in ("int", "float", "bool") or not isinstance(node.value, str):
+    if key is None or kind_of(key) not in ("int", "float", "bool") or not isinstance(node.value, str):
         return node
     value = meaning(node.value)
     return replace(node, value=value, raw=node.value) if isinstance(value, (int, float)) else node

@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount, script_starts
 from specserve.convert.shell import script
 from specserve.convert.words import UNKNOWN, Note, Word, unknown
-from specserve.diagnostics import Finding, Span
+from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.problems import Stop
 from specserve.profile.source import Builder
@@ -73,13 +71,12 @@ def containers(text: str, *, file: str) -> list[Launch]:
 
 def _documents(text: str, *, file: str) -> list[Any]:
     """The documents as dictionaries, lists and words: each scalar as it is written, with its place."""
-    findings: list[Finding] = []
+    builder, reason = Builder(file), ""
     try:
-        builder = Builder(file, findings)
-        roots = [builder.build(root) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root]
-        reason = findings[0].message if findings else ""
-    except (yaml.YAMLError, RecursionError, ValueError, Stop) as error:
-        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        roots = list(builder.documents(text))
+        reason = builder.findings[0].message if builder.findings else ""
+    except Stop as error:
+        reason = error.finding.message.removeprefix("invalid YAML: ")
     if reason:
         raise UsageError(f"specserve cannot read `{file}` as YAML: {reason}")
     return [_plain(root, text.split("\n")) for root in roots]

@@ -1,4 +1,4 @@
-"""Two launches side by side, by the profiles, commits and commands that name them."""
+"""Two launches side by side, by the profiles and commands that name them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from specserve.diagnostics import Severity
 from specserve.errors import ProfileError, UsageError
 from specserve.plan.compare import Side
 from specserve.plan.launch import launch
-from specserve.profile.find import at_revision, load_at
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import in_range, known_versions, table
@@ -54,12 +53,10 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _side(words: Sequence[str]) -> _Named:
-    """A profile, `PROFILE@REVISION`, or the words of a vLLM command."""
+    """A profile, or the words of a vLLM command."""
     if len(words) != 1:
         return _converted(words)
-    name = words[0]
-    place = at_revision(name)
-    return name, load_at(*place) if place else load_profile(name), ()
+    return words[0], load_profile(words[0]), ()
 
 
 def _converted(words: Sequence[str]) -> _Named:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
 from specserve.plan.replacements import ARGUMENTS
 from specserve.profile import schema
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 from specserve.vllm.arguments import (
     Argument,
@@ -48,10 +46,7 @@ _Judged = ArgumentProblem | tuple[str, Argument, Any]
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
-    """What this version refuses in a profile, in its order.
-
-    Values that cannot be read are passed over: their own findings tell them.
-    """
+    """What this version refuses in a profile, in its order."""
     for item in _arguments(profile, table):
         if isinstance(item, ArgumentProblem):
             yield item
@@ -61,17 +56,14 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
 
 def _arguments(profile: Profile, table: VllmTable) -> Iterator[_Judged]:
     for name in _OF_TARGET:
-        with suppress(UnreadableValue):
-            yield f"target.{name}", table.engine[name], getattr(profile.target, name)
-    with suppress(UnreadableValue):
-        given = {**profile.engine, **profile.frontend}
-        for name, value in profile.engine.items():
-            yield _given("engine", name, value, given, table)
-        for name, value in profile.frontend.items():
-            yield _given("frontend", name, value, given, table)
-    with suppress(UnreadableValue):
-        for path, block in profile.blocks.items():
-            yield from _of_block(path, block, table)
+        yield f"target.{name}", table.engine[name], getattr(profile.target, name)
+    given = {**profile.engine, **profile.frontend}
+    for name, value in profile.engine.items():
+        yield _given("engine", name, value, given, table)
+    for name, value in profile.frontend.items():
+        yield _given("frontend", name, value, given, table)
+    for path, block in profile.blocks.items():
+        yield from _of_block(path, block, table)
 
 
 def _of_block(path: str, block: schema.Speculation, table: VllmTable) -> Iterator[_Judged]:

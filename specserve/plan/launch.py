@@ -11,7 +11,7 @@ from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError
 from specserve.plan.arguments import keyword_value, problems, tokens
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.schema import Profile, Target, fingerprint, keys_of, world_size
+from specserve.profile.schema import Profile, Target, defaults_of, fingerprint, world_size
 from specserve.vllm.arguments import Argument, VllmTable
 from specserve.vllm.versions import Vllm, contains, newest_in, table
 
@@ -193,9 +193,9 @@ def launch(
 def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
     """Every argument after the model, in the profile's order; then what specserve adds."""
     spans, server = profile.spans, profile.server
-    for name, key in keys_of(Target).items():
+    for name, default in defaults_of(Target).items():
         value = getattr(profile.target, name)
-        if name != "model" and value != key.default:
+        if name != "model" and value != default:
             yield _Item(table.engine[name], value, spans.get(f"target.{name}"), offline=True)
     if profile.speculation:
         config, span = profile.speculation.keys, spans.get("speculation")

@@ -1,63 +1,45 @@
-"""What each key of a profile takes; the keys of a block of speculation stand in speculation.json."""
+"""What each key of a profile takes: the JSON Schema that values, editors and the reference read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specserve.vllm.speculation import METHODS
 
-Kind = Literal[
-    "str", "int", "length", "float", "bool", "list", "map", "schedule", "size_percentiles", "device"
-]
-WORDS: Mapping[Kind, str] = {
-    "str": "a text",
-    "int": "an integer",
-    "length": "a number of tokens or `auto`",
-    "float": "a number",
-    "bool": "`true` or `false`",
-    "list": "a list",
-    "map": "a mapping",
-    "schedule": "a list of `[first batch size, last batch size, K]`",
-    "size_percentiles": "a mapping such as `{p50: 800, p95: 4000}`",
-    "device": "an index or a UUID",
-}
-PERCENTILES = ("p50", "p95", "p99")
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What one key takes. `nullable` keys take null, which means vLLM's own default."""
-
-    kind: Kind
-    doc: str
-    default: Any = None
-    required: bool = False
-    nullable: bool = True
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    items: Kind | None = None
-    numeric: bool = True
-    """Of a text: whether a number without quotes may be meant, such as `0123456` for a commit."""
-    pattern: str = ""
-    """Of a text: what all of it must match; `form` says that in words."""
-    form: str = ""
-
-
-_GROUPS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("speculation.json").read_text(encoding="utf-8")
+Key = Mapping[str, Any]
+SCHEMA: dict[str, Any] = json.loads(
+    Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
 )
-EVERY_KEY: Mapping[str, Key] = {
-    name: Key(**{**item, "choices": tuple(item.get("choices", ()))})
-    for group in _GROUPS.values()
-    for name, item in group.items()
-}
+"""`$defs` has the kinds of keys, and the sections; `title` says what a value must be."""
+KINDS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
+KINDS["speculation"]["properties"]["method"]["enum"] = list(METHODS)
+TOP: Mapping[str, Key] = SCHEMA["properties"]
+EVERY_KEY: Mapping[str, Key] = KINDS["speculation"]["properties"]
 BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
-    method: {name: EVERY_KEY[name] for group in ("every", *known.groups) for name in _GROUPS[group]}
+    method: {
+        name: key for name, key in EVERY_KEY.items() if key.get("x-group") in (None, *known.groups)
+    }
     for method, known in METHODS.items()
 }
 """The keys that a block of each method takes."""
+
+
+def kind_of(key: Key) -> str:
+    """The name of what the key takes, in `$defs`."""
+    return str(key["$ref"].rpartition("/")[2])
+
+
+def words(key: Key) -> str:
+    """What the value must be, such as `an integer of at least 1`."""
+    if "enum" in key and "title" not in key:
+        *first, last = (f"`{choice}`" for choice in key["enum"] if choice is not None)
+        return f"{', '.join(first)} or {last}" if first else last
+    text = str(key.get("title") or KINDS[kind_of(key)]["title"])
+    if "items" in key and "title" not in key:
+        text += f", each item {words(key['items'])}"
+    if "maximum" in key:
+        return f"{text} from {key['minimum']:g} to {key['maximum']:g}"
+    return f"{text} of at least {key['minimum']:g}" if "minimum" in key else text

@@ -20,11 +20,11 @@ _NAME = re.compile(
 )
 _OTHER_NAME = re.compile(
     r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
-    r"|(num|max|min)_(\w{1,40}_)?(tokens|keys)|(routing|meta|prefix|sort|cache|index)_keys?|(pre|post|custom)_pass)$",
+    r"|(num|max|min)_(\w{1,40}_)?(tokens|keys)|(routing|meta|prefix|sort|cache|index)_keys?"
+    r"|(pre|post|custom)_pass)$",
     re.I,
 )
 """Of a tokenizer, of a router or a cache, and of a compiler."""
-_WORD_END = re.compile(r"(?<=[a-z\d])(?=[A-Z])|[^A-Za-z\d]+")
 _HARMLESS = re.compile(
     r"(?is)[./~$<\[*].*|true|false|yes|no|on|off|none|null|empty|dummy|auto|[-+]?[\d.]{1,5}[kmg]?"
     r"|(bearer|basic)(\s+[$<{*].*)?"
@@ -32,25 +32,27 @@ _HARMLESS = re.compile(
 """Values that are no secret under any name: paths, references, switches, counts, placeholders."""
 _COUNT = re.compile(r"(?i)[-+]?[\d._,]{1,30}[kmg]?")
 _SHAPE = re.compile(
-    r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|nvapi-[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,1000}\.eyJ[\w-]{10,}\."
-    r"|([Bb]earer(\s+|%20)[\w.~+/=-]{4,}|[Bb]asic(\s+|%20)(?=\S{0,200}[A-Z\d=])[\w+/=-]{8,})"
-    r"(?=\s*($|[,;\"'&#\]}\\])))|://[^/\s:@$]*:[^/\s@$]+@"
+    r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}"
+    r"|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|nvapi-[\w-]{20,}|AIza[\w-]{35}"
+    r"|eyJ[\w-]{10,1000}\.eyJ[\w-]{10,}\.|([Bb]earer(\s+|%20)[\w.~+/=-]{4,}"
+    r"|[Bb]asic(\s+|%20)(?=\S{0,200}[A-Z\d=])[\w+/=-]{8,})(?=\s*($|[,;\"'&#\]}\\])))"
+    r"|://[^/\s:@$]*:[^/\s@$]+@"
 )
-"""Tokens by the marks that their makers gave them, headers of HTTP, and passwords within addresses."""
-_PAIR_NAME = re.compile(
-    r"""(?:(?P<option>--[\w.-]{1,80})\s{1,9}|(?P<name>[\w.-]{1,80})\\{0,4}["']?\s{0,9}[:=]\s{0,9}\\{0,4})(?=[^\s])"""
+"""Tokens by the marks of their makers, headers of HTTP, and passwords within addresses."""
+_PAIR = re.compile(
+    r"""(?x) (?: (?P<option>--[\w.-]{1,80})\s{1,9}
+          | (?P<name>[\w.-]{1,80})\\{0,4}["']?\s{0,9}[:=]\s{0,9}\\{0,4} ) (?=\S)"""
 )
-_PAIR_VALUE = re.compile(
+_VALUE = re.compile(
     r"""(?x) "(?P<a>[^"]{0,2000}) | '(?P<b>[^']{0,2000}) | \[(?P<c>[^\]]{0,2000})
         | (?P<d>(?<=:\s)[^\s"'#,{}\[\]][^"'#,{}\[\]\n]{0,500}) | (?P<e>[^\s"'#,;&{}\[\]]+)"""
 )
 
 
 def names_a_secret(name: str, value: str | None = None) -> bool:
-    """Whether a variable or key of this name holds a secret: whatever its value is, or with this value."""
-    words = _WORD_END.sub("_", name)
+    """Whether a variable or key of this name holds a secret: always, or with this value."""
+    words = re.sub(r"(?<=[a-z\d])(?=[A-Z])|[^A-Za-z\d]+", "_", name)
     if not _NAME.search(words) or _OTHER_NAME.search(words):
         return False
     if value is None:
@@ -60,7 +62,7 @@ def names_a_secret(name: str, value: str | None = None) -> bool:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether the text holds something shaped like a well-known kind of key, or a named one: `api-key=…`."""
+    """Whether the text holds something shaped like a known kind of key, or named: `api-key=…`."""
     if _SHAPE.search(text):
         return True
     is_template = "{%" in text or "{{" in text  # its variables are named after tokens
@@ -75,20 +77,16 @@ def holds_a_secret(name: str, value: str) -> bool:
 @lru_cache(maxsize=8)  # a long line may have a thousand findings
 def hushed(text: str) -> str:
     """The text with what is shaped or named like a secret starred out."""
-    spans = [*(match.span() for match in _SHAPE.finditer(text)), *_named(text)]
-    if not spans:
-        return text
-    characters = list(text)
-    for start, end in spans:
-        characters[start:end] = "*" * (end - start)
-    return "".join(characters)
+    for start, end in [*(match.span() for match in _SHAPE.finditer(text)), *_named(text)]:
+        text = text[:start] + "*" * (end - start) + text[end:]
+    return text
 
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Where the values of keys and options that name secrets stand."""
-    for match in _PAIR_NAME.finditer(text):
+    for match in _PAIR.finditer(text):
         name = match["option"] or match["name"]
-        if names_a_secret(name) and (value := _PAIR_VALUE.match(text, match.end())):
+        if names_a_secret(name) and (value := _VALUE.match(text, match.end())):
             start, end = value.span(value.lastgroup or 0)
             if names_a_secret(name, text[start:end]):
                 yield start, end
@@ -108,30 +106,17 @@ _LEAST = 6
 
 
 def redacted(text: str, *, environ: Mapping[str, str] = os.environ, shapes: bool = False) -> str:
-    """The text with `$NAME` for each secret of the environment, and `***` for user and password of a URL.
+    """The text with `$NAME` for each secret of the environment, and `***` for a URL's user.
 
-    A variable is one by its name; with `shapes` also by its value, a long word: some name a key otherwise.
+    A variable is one by its name; with `shapes` also by its value, a long word.
     """
-    found = {name: value for name, value in environ.items() if _is_secret(name, value, shapes=shapes)}
-    for name, value in sorted(found.items(), key=lambda item: -len(item[1])):
-        for form in _forms(value):
-            text = text.replace(form, f"${name}")
+    for name, value in sorted(environ.items(), key=lambda item: -len(item[1])):
+        word = value.strip()
+        is_long = shapes and len(word) >= 2 * _LEAST and not re.search(r"[\s/]", word)
+        if not (is_long or (len(word) >= _LEAST and _BROAD_NAME.search(name))):
+            continue
+        for form in (value, word, *map(str.strip, word.splitlines())):
+            escaped = quote(form.encode("utf-8", "surrogateescape"), safe="")
+            for written in (form, repr(form)[1:-1], json.dumps(form)[1:-1], escaped):
+                text = text.replace(written, f"${name}") if len(written) >= _LEAST else text
     return without_user(text)
-
-
-def _is_secret(name: str, value: str, *, shapes: bool) -> bool:
-    word = value.strip()
-    if len(word) >= _LEAST and _BROAD_NAME.search(name):
-        return True
-    return shapes and len(word) >= 2 * _LEAST and re.search(r"[\s/]", word) is None
-
-
-def _forms(value: str) -> Iterator[str]:
-    """The value as it may stand in a text: plain, as Python and JSON write it, percent-encoded, each line of it."""
-    word = value.strip()
-    lines = [line.strip() for line in word.splitlines()]
-    for form in (value, word, *lines):
-        escaped = form.encode("utf-8", "surrogateescape")
-        for written in (form, repr(form)[1:-1], json.dumps(form)[1:-1], quote(escaped, safe="")):
-            if len(written) >= _LEAST:
-                yield written

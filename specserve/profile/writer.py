@@ -1,26 +1,33 @@
-"""YAML with comments: a document made of values, and a block of a profile changed in its text."""
+"""YAML with comments: a document made of values, and a section of a profile changed in its text."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from specserve.errors import FactError, SpecserveError
+from yaml.emitter import Emitter
+from yaml.nodes import ScalarNode
+from yaml.resolver import Resolver
+
+from specserve.errors import FactError
 from specserve.files import write_named
-from specserve.profile.load import load_profile
+from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import is_plain_text, read_by, read_file
+from specserve.profile.source import parse, read
+from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import jsonable
 
 _WIDTH = 100
-_MISREAD = re.compile(r"[\d.]*[:,][\d.:,]*|.*\?.*")
-"""What some readers take for something else: ports and lists of devices for numbers, `0?` for a key."""
+_MISREAD = re.compile(r"[\d.]*[:,][\d.:,]*|.*\?.*|:.*|0o\d+|[yYnN]")
+"""What readers differ on: ports and lists of devices, octal numbers, `0?` for a key."""
+_ANALYSER: Any = Emitter(StringIO())
+_RESOLVER: Any = Resolver()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Commented:
 
 
 class Reference(str):
-    """A text in which the reader of the document is to replace variables; in every other text it must not."""
+    """A text in which the reader of the document is to replace variables; in no other text."""
 
     __slots__ = ()
 
@@ -40,152 +47,105 @@ class Reference(str):
 def yaml_text(values: Mapping[str, Any], *, head: str = "", flow: bool = False) -> str:
     """A document of mappings, lists, scalars and `Commented` ones; the same bytes every time.
 
-    `head`: a comment above it. `flow`: what fits on one line below the top-level sections stands on one line.
+    `head`: a comment above it. `flow`: what fits on one line below the top-level sections stands
+    on one line.
     """
-    return comment(head) + _dumped(_yaml(), _mapping(values, 0, flow=flow))
+    return comment(head) + ("".join(_block(values, 0, flow=flow)) or "{}\n")
 
 
 def comment(text: str, *, indent: int = 0) -> str:
     """A text as lines of a comment; an empty text has none."""
-    return "".join(f"{' ' * indent}{f'# {line}'.rstrip()}\n" for line in _lines(text, indent))
-
-
-def _lines(text: str, indent: int) -> list[str]:
-    """The text wrapped, without characters that would end a comment or hide in it."""
     lines: list[str] = []
     for line in text.split("\n") if text else ():
         clean = "".join(character if character.isprintable() else " " for character in line)
         hanging = "  " if clean.startswith("- ") else ""
         width = _WIDTH - indent - 2
         lines += wrap(clean, width, subsequent_indent=hanging, break_on_hyphens=False) or [""]
-    return lines
+    return "".join(f"{' ' * indent}{f'# {line}'.rstrip()}\n" for line in lines)
 
 
-def _mapping(values: Mapping[str, Any], indent: int, *, flow: bool) -> Any:
-    from ruamel.yaml.comments import CommentedMap
-
-    made = CommentedMap()
-    for name, given in values.items():
-        key, value = _text(name), given
-        if isinstance(given, Commented):
-            value = given.value
-            _put_above(made, key, given.comment, indent)
-        made[key] = _value(value, indent, flow=flow)
-    return made
-
-
-def _list(items: list[Any] | tuple[Any, ...], indent: int, *, flow: bool) -> Any:
-    from ruamel.yaml.comments import CommentedSeq
-
-    made = CommentedSeq()
-    for index, given in enumerate(items):
-        value, text = given, ""
-        if isinstance(value, Commented):
-            value, text = value.value, value.comment
-        if isinstance(value, Mapping) and value:  # a comment on the first key stands above the dash
-            first = next(iter(value))
-            if isinstance(value[first], Commented):
-                text = f"{text}\n{value[first].comment}".strip("\n")
-                value = {**value, first: value[first].value}
-        made.append(_value(value, indent, flow=flow))
-        _put_above(made, index, text, indent)
-    return made
+def _block(values: Any, indent: int, *, flow: bool) -> Iterator[str]:
+    """The lines of a mapping or a list that is not empty."""
+    is_list = isinstance(values, (list, tuple))
+    for name, given in enumerate(values) if is_list else values.items():
+        note, value = (given.comment, given.value) if isinstance(given, Commented) else ("", given)
+        first = next(iter(value)) if is_list and isinstance(value, Mapping) and value else None
+        if isinstance(value, Mapping) and isinstance(value.get(first), Commented):
+            # a comment on the first key stands above the dash
+            note = f"{note}\n{value[first].comment}".strip("\n")
+            value = {**value, first: value[first].value}
+        yield comment(note, indent=indent)
+        lead = " " * indent + ("-" if is_list else f"{_scalar(str(name), 'allow_block_plain')}:")
+        is_section = indent == 0 and isinstance(value, Mapping)
+        is_inline = not isinstance(value, (Mapping, list, tuple)) or not value
+        shape = repr(value)
+        is_short = indent + len(shape) <= _WIDTH and "Commented(" not in shape
+        if is_inline or (flow and is_short and not is_section):
+            plain = "allow_block_plain" if is_inline else "allow_flow_plain"
+            yield f"{lead} {_inline(value, plain)}\n"
+            continue
+        deeper = indent + 2 if is_list or isinstance(value, Mapping) else indent
+        inner = "".join(_block(value, deeper, flow=flow))
+        yield f"{lead} {inner[deeper:]}" if is_list else f"{lead}\n{inner}"
 
 
-def _put_above(holder: Any, key: Any, text: str, indent: int) -> None:
-    if text:
-        holder.yaml_set_comment_before_after_key(key, before="\n".join(_lines(text, indent)), indent=indent)
-
-
-def _value(value: Any, indent: int, *, flow: bool) -> Any:
-    """The value in ruamel's types."""
-    if isinstance(value, str):
-        return _text(value)
+def _inline(value: Any, plain: str = "allow_flow_plain") -> str:
+    """A value on one line."""
     if isinstance(value, Mapping):
-        made = _mapping(value, indent + 2, flow=flow)
-    elif isinstance(value, (list, tuple)):
-        made = _list(value, indent, flow=flow)
-    else:
-        return value
-    is_section = indent == 0 and isinstance(value, Mapping)
-    if not value or (flow and not is_section and _is_short(value, indent)):
-        made.fa.set_flow_style()
-    return made
+        pairs = (f"{_scalar(key, plain)}: {_inline(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_inline, value))}]"
+    if isinstance(value, str):
+        return _scalar(value, plain)
+    text = json.dumps(value)  # YAML 1.1 takes 1e-05 for a text
+    return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
-def _is_short(value: Any, indent: int) -> bool:
-    """Whether a value has room on one line, and no comment in it."""
-    try:
-        return indent + len(json.dumps(value)) <= _WIDTH
-    except TypeError:
-        return False
-
-
-def _text(text: str) -> Any:
-    """A text, which may hold half a character that no file can hold; in quotes if a reader would misread it."""
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
-
+def _scalar(text: str, plain: str) -> str:
+    """A text without half characters, which no file can hold; in quotes if readers may differ."""
     text = text.encode(errors="replace").decode()
-    # readers do not agree on a plain text that starts with a colon, such as `:;` in a mapping of one line
-    plain = text.isprintable() and is_plain_text(text) and not _MISREAD.fullmatch(text) and text[:1] != ":"
-    return text if plain else DoubleQuotedScalarString(text)
-
-
-def _yaml() -> Any:
-    """ruamel's YAML, which writes null as `null` and no number that YAML 1.1 takes for a text."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.representer import RoundTripRepresenter
-
-    class Representer(RoundTripRepresenter):
-        pass
-
-    def number(representer: Any, value: float) -> Any:
-        node = RoundTripRepresenter.represent_float(representer, value)
-        node.value = re.sub(r"^(-?\d+)e", r"\1.0e", node.value)
-        return node
-
-    def null(representer: Any, _: None) -> Any:
-        return representer.represent_scalar("tag:yaml.org,2002:null", "null")
-
-    Representer.add_representer(float, number)
-    Representer.add_representer(type(None), null)
-    yaml = YAML()
-    yaml.Representer = Representer
-    yaml.preserve_quotes = True
-    yaml.width = 1_000_000
-    return yaml
-
-
-def _dumped(yaml: Any, data: Any) -> str:
-    stream = StringIO()
-    yaml.dump(data, stream)
-    return stream.getvalue()
+    is_text = _RESOLVER.resolve(ScalarNode, text, (True, False)).endswith(":str")
+    is_text = is_text and isinstance(meaning(text), str) and not _MISREAD.fullmatch(text)
+    if is_text and text.isprintable():
+        if getattr(_ANALYSER.analyze_scalar(text), plain):
+            return text
+        if "'" not in text:
+            return f"'{text}'"
+    escaped = json.dumps(text, ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in escaped)
 
 
 def rewrite_section(
-    path: str, name: str, wanted: Mapping[str, Any] | None, *, said: Callable[[Profile], Any], remark: str
+    path: str,
+    name: str,
+    wanted: Mapping[str, Any] | None,
+    *,
+    said: Callable[[Profile], Any],
+    remark: str,
 ) -> bool:
-    """Change one top-level section of a profile file; whether that changed anything. All other lines stay.
+    """Change one top-level section of a profile file; whether that changed anything.
 
-    `said`: what the section says in a profile that was read; the file is replaced only if it then says what is wanted.
-    Raises ProfileError for a bad profile, FactError for a file that cannot be read, written or changed.
+    `said`: what the section says in a profile; the file is replaced only if it then says what is
+    wanted. Raises ProfileError for a bad profile, FactError for a file that cannot be changed.
     """
     file = Path(path)
     inherited = jsonable(said(load_profile(path))) or {}
-    try:
-        before = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise FactError(f"cannot read `{file}`: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        after = with_section(before, name, jsonable(wanted), inherited=inherited, remark=remark)
-    except ValueError as error:
-        raise _unchangeable(file) from error
-    if after != before:
-        _exchange(file, after, is_right=lambda profile: jsonable(said(profile)) == jsonable(wanted))
-    return after != before
+    before = read(path).decode("utf-8-sig")
+    after = with_section(before, name, jsonable(wanted), inherited=inherited, remark=remark)
+    if after == before:
+        return False
+    profile, problems = examine(path, data=after.encode())
+    if problems or profile is None or jsonable(said(profile)) != jsonable(wanted):
+        text = f"`{file}` is written in a way that `--write` cannot change"
+        raise FactError(text, hint="change it by hand")
+    write_named(file.resolve(), after)
+    return True
 
 
-def write_alternatives(path: str, added: Mapping[str, Mapping[str, object]], *, remark: str) -> None:
+def write_alternatives(
+    path: str, added: Mapping[str, Mapping[str, object]], *, remark: str
+) -> None:
     """Write blocks as alternatives, over those of the same name. Raises FactError."""
 
     def said(profile: Profile) -> dict[str, dict[str, object]]:
@@ -195,82 +155,76 @@ def write_alternatives(path: str, added: Mapping[str, Mapping[str, object]], *, 
     rewrite_section(path, "alternatives", whole, said=said, remark=remark)
 
 
-def _unchangeable(file: Path) -> FactError:
-    return FactError(f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand")
-
-
-def _exchange(file: Path, text: str, *, is_right: Callable[[Profile], bool]) -> None:
-    """The new text in the place of the old, if a profile of this text is right."""
-    try:
-        with read_by(lambda name: text.encode() if name == str(file) else read_file(name)):
-            profile = load_profile(str(file))
-    except SpecserveError as error:
-        raise _unchangeable(file) from error
-    if not is_right(profile):
-        raise _unchangeable(file)
-    write_named(file.resolve(), text)
-
-
-def with_section(
-    text: str, name: str, wanted: Mapping[str, Any] | None, *, inherited: Mapping[str, Any], remark: str
-) -> str:
-    """A profile's text with a top-level mapping that says what is wanted (None: null), and a remark above it.
-
-    All other lines stay. In a block of the same `method` the comments stay too; another one becomes a comment.
-    `inherited`: what the section says so far, parents included; what is wanted no more becomes null. An earlier
-    remark that begins with the same words, up to a colon, is replaced. Raises ValueError if it cannot be done.
-    """
-    text += "" if text.endswith("\n") or not text else "\n"
-    found = re.search(_SECTION.format(name=name), text, re.M)
-    before, old, after = (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
-    new = _changed(old, name, wanted, inherited) if old and wanted is not None else None
-    if new is None:
-        before += "".join(f"# {line}" if line.strip() else line for line in old.splitlines(keepends=True))
-        new = yaml_text({name: wanted}, flow=True)
-    earlier = re.escape(comment(remark.split(":", 1)[0]).rstrip())
-    above = re.search(r"(#.*\n)*\Z", before)
-    assert above is not None
-    kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
-    noted = comment(f"- {remark}").replace("# - ", "# ", 1)  # its further lines are indented: they go with it
-    return f"{before[: above.start()]}{kept}{noted}{new}{after}"
-
-
-# a key at the margin with all that is indented below it; comments and empty lines behind that are not part of it
+# a key at the margin with all that is indented below it; what stands behind that is not part of it
 _SECTION = r"^{name}[ ]*:.*\n(?:(?:[ ]*(?:#.*)?\n)*[ ]+[^ \n].*\n|[-\]}}].*\n)*"
 
 
-def _changed(old: str, name: str, wanted: Mapping[str, Any], inherited: Mapping[str, Any]) -> str | None:
-    """The block with the wanted values, its comments kept; None if it is for another method."""
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.error import YAMLError
-    from ruamel.yaml.util import load_yaml_guess_indent
+def with_section(
+    text: str,
+    name: str,
+    wanted: Mapping[str, Any] | None,
+    *,
+    inherited: Mapping[str, Any],
+    remark: str,
+) -> str:
+    """A profile's text with a top-level mapping that says what is wanted (None: null).
 
-    yaml = _yaml()
-    try:
-        data, sequence, offset = load_yaml_guess_indent(old, yaml=yaml)
-    except YAMLError as error:
-        raise ValueError(f"`{name}` cannot be changed: {error}") from error
-    block = data[name]
-    if not isinstance(block, CommentedMap) or inherited.get("method") != wanted.get("method"):
+    All other lines stay, and in a block of the same `method` all comments. `inherited`: what the
+    section says so far, parents included; what is wanted no more becomes null. An earlier remark
+    that begins with the same words, up to a colon, is replaced by this one.
+    """
+    text += "" if text.endswith("\n") or not text else "\n"
+    found = re.search(_SECTION.format(name=name), text, re.M)
+    at, end = found.span() if found else (len(text), len(text))
+    new = None
+    if wanted is not None and inherited.get("method") == wanted.get("method"):
+        wanted = {**dict.fromkeys(inherited), **wanted}
+        changes = {key: value for key, value in wanted.items() if inherited.get(key) != value}
+        new = _edited(text[at:end], name, changes)
+    new = new or yaml_text({name: wanted}, flow=True)
+    start = text[:at]
+    above = re.search(r"(#.*\n)*\Z", start)
+    assert above is not None
+    earlier = re.escape(comment(remark.split(":", 1)[0]).rstrip())
+    kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
+    # its further lines are indented: they go with it
+    noted = comment(f"- {remark}").replace("# - ", "# ", 1)
+    return f"{start[: above.start()]}{kept}{noted}{new}{text[end:]}"
+
+
+def _edited(old: str, name: str, changes: Mapping[str, Any]) -> str | None:
+    """The section with values in the place of the old; None where there is no room for them."""
+    tree, _ = parse(old.encode(), file=name)
+    block = (tree.mapping if tree else None) or {}
+    keys = block[name].mapping if name in block else None
+    if not keys or "&" in old:
         return None
-    width = re.search(r"\n( +)\S", old)
-    yaml.indent(mapping=len(width[1]) if width else None, sequence=sequence, offset=offset)
-    for key in dict.fromkeys((*inherited, *wanted)):
-        value = wanted.get(key)
-        if inherited.get(key) != value:
-            behind = _comment_behind(block, key) if key in block else None
-            block[key] = _value(value, 2, flow=True)
-            if behind:
-                block.ca.items[key] = [None, None, behind, None]
-    return _dumped(yaml, data)
+    lines = old.splitlines(keepends=True)
+
+    def place(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + column - 1
+
+    last = [*keys.values()][-1].key
+    assert last is not None
+    start, is_flow = place(last.line, last.column), old[place(*_start(block[name]))] == "{"
+    between, added, edits = ", " if is_flow else f"\n{' ' * (last.column - 1)}", "", []
+    for key, value in changes.items():
+        if key not in keys:
+            added += f"{key}: {_inline(value)}{between}"
+            continue
+        node = keys[key]
+        first = place(*_start(node))
+        while isinstance(node.value, (dict, list)) and old[place(*_start(node))] not in "{[":
+            node = [
+                *(node.mapping or {}).values(),
+                *(node.value if isinstance(node.value, list) else []),
+            ][-1]
+        end = first if node.raw == "" else place(node.span.end_line, node.span.end_column)
+        edits.append((first, end, _inline(value)))
+    for first, end, text in sorted([*edits, (start, start, added)], reverse=True):
+        old = f"{old[:first]}{text}{old[end:]}"
+    return old
 
 
-def _comment_behind(holder: Any, key: Any) -> Any:
-    """What stands behind a value up to the next key: ruamel hangs it on the last item of a list."""
-    from ruamel.yaml.comments import CommentedMap, CommentedSeq
-
-    value = holder[key]
-    while isinstance(value, (CommentedMap, CommentedSeq)) and value and not value.fa.flow_style():
-        holder, key = value, len(value) - 1 if isinstance(value, CommentedSeq) else next(reversed(value))
-        value = holder[key]
-    return next((item for item in holder.ca.items.get(key, ()) if item), None)
+def _start(node: Node) -> tuple[int, int]:
+    return node.span.line, node.span.column

@@ -23,7 +23,7 @@ from typing import Any
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
 from specserve.plan.replacements import Replacement
-from specserve.profile.schema import Profile, Speculation, Target, fingerprint, keys_of
+from specserve.profile.schema import Profile, Speculation, Target, defaults_of, fingerprint
 from specserve.vllm.arguments import Argument, flag_of, python_value
 from specserve.vllm.speculation import METHODS
 
@@ -162,9 +162,9 @@ class _Options:
 def launch_sglang(profile: Profile) -> SglangLaunch:
     """The launch by SGLang of VERSION. Raises UsageError with all that has no counterpart."""
     options, server, hardware = _Options(profile), profile.server, profile.hardware
-    for name, key in keys_of(Target).items():
+    for name, default in defaults_of(Target).items():
         value = getattr(profile.target, name)
-        if value != key.default:
+        if value != default:
             options.put(f"target.{name}", value)
     if profile.speculation:
         _speculate(options, profile.speculation)

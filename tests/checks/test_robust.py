@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
 from specserve.checks.rules import all_rules
-from specserve.profile.keys import BLOCK_KEYS
+from specserve.profile.keys import BLOCK_KEYS, kind_of
 from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
@@ -69,11 +69,11 @@ def blocks(draw: st.DrawFn) -> Speculation:
             continue
         kinds: dict[str, st.SearchStrategy[Any]] = {
             "int": st.integers(1, 10**12), "float": st.floats(0, 1e9), "bool": st.booleans(),
-            "str": st.sampled_from(key.choices) if key.choices else st.sampled_from(("./d", "org/eagle3", "a.b", "x")),
+            "str": st.sampled_from([item for item in key.get("enum", ("./d", "org/eagle3", "a.b", "x")) if item]),
             "list": st.lists(st.floats(0, 2), max_size=4).map(tuple), "map": st.just(MappingProxyType({})),
             "schedule": st.lists(st.tuples(*[st.integers(0, 40)] * 3), max_size=4).map(tuple),
         }  # fmt: skip
-        keys[name] = draw(kinds[key.kind])
+        keys[name] = draw(kinds["schedule" if name.endswith("_per_batch_size") else kind_of(key)])
     return Speculation(method, MappingProxyType(keys))
 
 

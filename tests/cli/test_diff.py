@@ -171,7 +171,6 @@ def test_versions_are_one_where_both_sides_have_one(
         ),
         (["a.yaml", "--alternative", "x"], "has no alternative `x`"),
         (["a.yaml", "no.yaml"], "no such file"),
-        (["a.yaml@x", "b.yaml"], "git cannot read"),
         (["a.yaml", "--", "vllm", "serve"], "`target.model` is missing"),
     ],
 )
@@ -182,61 +181,3 @@ def test_what_cannot_be_compared_is_an_error_in_words(
     done = specserve("diff", *here, env={"GIT_CEILING_DIRECTORIES": str(folder.parent)})
     assert (done.returncode, done.stdout) == (2, b"")
     assert said in done.stderr.decode() and b"Traceback" not in done.stderr
-
-
-_STARTED = {
-    "ssh": {"remote.o.url": "ssh://h/r", "core.sshCommand": "touch MARK;"},
-    "a helper": {"remote.o.url": "ext::touch MARK", "protocol.ext.allow": "always"},
-    "the other end": {
-        "remote.o.url": "FOLDER",
-        "remote.o.uploadpack": "touch MARK;",
-        "protocol.file.allow": "always",
-    },
-    "a proxy": {"remote.o.url": "git://h/r", "core.gitProxy": "MARKER", "protocol.git.allow": "always"},
-    "a pager": {"core.pager": "touch MARK", "pager.cat-file": "true", "pager.rev-parse": "true"},
-    "a monitor": {"core.fsmonitor": "MARKER", "core.hooksPath": "HOOKS", "core.alternateRefsCommand": "touch MARK"},
-    "a filter": {
-        "diff.x.textconv": "touch MARK;", "filter.x.smudge": "touch MARK", "diff.external": "touch MARK;",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("which", _STARTED)
-def test_a_repository_of_strangers_starts_no_program(
-    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A partial clone out of an archive: an object that is missing, and settings that say how to get it."""
-    mark, folder = tmp_path / "started", tmp_path / "r"
-    folder.mkdir()
-    (tmp_path / "marker").write_text(f"#!/bin/sh\ntouch '{mark}'\n")
-    (tmp_path / "marker").chmod(0o755)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", folder, *words], check=True, capture_output=True, text=True
-        ).stdout
-
-    git("init", "-q")
-    (folder / "p.yaml").write_text(A)
-    (folder / ".gitattributes").write_text("*.yaml diff=x filter=x\n")
-    git("add", "-A")
-    git(*identity, "commit", "-qm", "one")
-    (folder / "p.yaml").write_text(B)
-    blob = git("rev-parse", "HEAD:p.yaml").strip()
-    is_partial = any(name.startswith("remote") for name in _STARTED[which])
-    words = {"MARKER": tmp_path / "marker", "MARK": mark, "FOLDER": folder, "HOOKS": tmp_path}
-    settings = {
-        "core.repositoryFormatVersion": "1",
-        "extensions.partialClone": "o",
-        "remote.o.promisor": "true",
-    }
-    for name, value in {**(settings if is_partial else {}), **_STARTED[which]}.items():
-        git("config", name, re.sub("[A-Z]{4,}", lambda found: str(words[found[0]]), value))
-    if is_partial:
-        (folder / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
-    monkeypatch.chdir(folder)
-    assert _run(["diff", "p.yaml@HEAD", "p.yaml"]) == (2 if is_partial else 0)
-    told = capsys.readouterr().err
-    assert not is_partial or "the clone is partial, and specserve fetches nothing" in told
-    assert not mark.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
-from specserve.profile.schema import Target, keys_of
+from specserve.profile.schema import Target, defaults_of
 from specserve.sglang.options import OPTIONS
 from specserve.vllm.versions import known_versions, table
 
@@ -33,7 +33,7 @@ def test_each_place_is_one_of_the_newest_vllm(item: Replacement) -> None:
             continue
         section, name, *keys = place.split(".")
         if section == "target":
-            assert name in keys_of(Target)
+            assert name in defaults_of(Target)
         else:
             argument = getattr(NEWEST, section)[name]
             assert not keys or not argument.keys or ".".join(keys) in argument.keys

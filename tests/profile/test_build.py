@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from specserve.profile.keys import Key
 from specserve.profile.source import parse
-from specserve.profile.values import Node, Unfit, convert
+from specserve.profile.values import Node
 
 Problems = Callable[..., list[str]]
 
@@ -18,11 +17,13 @@ def _plain(text: str) -> Any:
     tree, findings = parse(text.encode(), file="demo.yaml")
     assert tree is not None
     assert findings == []
+    return _value(tree)
 
-    def wrong(node: Node, path: str, reason: Unfit) -> None:
-        raise AssertionError((path, reason))
 
-    return convert(tree, Key("map", ""), path="", wrong=wrong)
+def _value(node: Node) -> Any:
+    if node.mapping is not None:
+        return {key: _value(child) for key, child in node.mapping.items()}
+    return [_value(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
 def test_a_merge_key_brings_keys_that_own_ones_override() -> None:
@@ -38,7 +39,7 @@ def test_the_first_of_several_merged_mappings_wins() -> None:
 def test_a_merge_key_needs_mappings(problems: Problems) -> None:
     told = problems("target: {model: x}\nengine: {<<: [1, {a: 2}]}\n")
 
-    assert told == ["2:15 SD002 `<<` needs a mapping, or a list of mappings"]
+    assert told == ["2:15 SD002 `<<` needs a mapping"]
 
 
 def test_a_duplicate_key_shows_both_places() -> None:
@@ -55,12 +56,12 @@ def test_a_duplicate_key_shows_both_places() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("engine: {? [1] : 2}", "2:12 SD002 a key must be a text"),
+        ("engine: {? [1] : 2}", "2:12 SD002 a key must be a text without control characters"),
         ("engine: {a: !!python/object/apply:os.system [ls]}",
          "2:13 SD002 the YAML tag `python/object/apply:os.system` has no meaning in a profile"),
         ("engine: {a: !secret x}", "2:13 SD002 the YAML tag `!secret` has no meaning in a profile"),
         ("engine: {a: !!binary aGk=}", "2:13 SD002 the YAML tag `binary` has no meaning in a profile"),
-        (r'engine: {"\e[31mred": 1}', r"2:10 SD002 the key `\x1b[31mred` holds control characters"),
+        (r'engine: {"\e[31mred": 1}', "2:10 SD002 a key must be a text without control characters"),
     ],
 )  # fmt: skip
 def test_what_no_profile_needs_is_refused(problems: Problems, text: str, told: str) -> None:
@@ -72,7 +73,7 @@ def test_aliases_that_multiply_are_stopped(problems: Problems) -> None:
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
 
     (told,) = problems("\n".join(rows) + "\n")
-    assert told.endswith("SD002 the aliases of this file expand to more than 20,000 values")
+    assert told.endswith("SD002 the file has more than 20,000 values, the limit for a profile")
 
 
 def test_merge_keys_that_multiply_are_stopped(problems: Problems) -> None:
@@ -80,9 +81,10 @@ def test_merge_keys_that_multiply_are_stopped(problems: Problems) -> None:
     rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
 
     (told,) = problems("\n".join(rows) + "\n")
-    assert told.endswith("SD002 the aliases of this file expand to more than 20,000 values")
+    assert told.endswith("SD002 the file has more than 20,000 values, the limit for a profile")
 
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a {b: {c: [1, *a]}}", "a: &a {<<: *a}"])
 def test_a_value_that_holds_itself_is_stopped(problems: Problems, text: str) -> None:
-    assert problems(text) == ["1:4 SD002 the value contains an alias of itself"]
+    (told,) = problems(text)
+    assert told.endswith("SD002 the alias has no complete value before it")

@@ -23,7 +23,6 @@ EXAMPLES = {
     ),
     "SD007": (f"{TARGET}speculation: {{method: ngram}}", f"{TARGET}speculation: {{method: suffix}}"),
     "SD009": (f"extends: ./no-such-parent.yaml\n{TARGET}", TARGET),
-    "SD011": ("target: {model: m, tensor_parallel_size: 010}", "target: {model: m, tensor_parallel_size: 8}"),
 }
 
 

@@ -15,30 +15,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import ProfileError
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key
+from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, KINDS, TOP, Key, kind_of
 from specserve.profile.load import examine, load_profile, with_alternative
-from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.schema import SECTIONS, defaults_of
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def test_a_number_is_no_model_unless_it_is_quoted(write: Write) -> None:
-    for text in ("target: {model: 5}", "target: {model: a/b, tokenizer: 5}"):
-        _, findings = examine(write(text))
-        assert [(item.code, item.help) for item in findings] == [("SD006", "quote it if it is a name")]
-        assert "must be a name or a path; found the number `5`" in findings[0].message
-    profile, findings = examine(write('target: {model: "5", revision: 0123456}'))
-    assert profile and (profile.target.model, profile.target.revision, findings) == ("5", "0123456", [])
-
-
-def test_a_misspelt_file_is_told_with_the_near_one_of_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "llama.yaml").write_text("target: {model: x}\n")
-    with pytest.raises(ProfileError) as caught:
-        load_profile(tmp_path / "lama.yaml")
-    assert [finding.help for finding in caught.value.findings] == [f"did you mean `{tmp_path}/llama.yaml`?"]
-    assert caught.value.hint is None
+def test_digits_are_a_revision_and_no_model(write: Write) -> None:
+    _, findings = examine(write("target: {model: 5}"))
+    assert [item.message for item in findings] == ["`target.model` must be a name or a path; found `5`"]
+    profile, findings = examine(write("target: {model: m, revision: 0123456}"))
+    assert profile and (profile.target.revision, findings) == ("0123456", [])
 
 
 def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
@@ -46,8 +36,9 @@ def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
         load_profile("gone.yaml")
 
     assert caught.value.message == "`gone.yaml` is not a valid profile: 1 problem"
-    assert [finding.message for finding in caught.value.findings] == ["no such file"]
-    assert caught.value.hint == "a profile to start from is `configs/demo.yaml` in specserve's repository"
+    assert [finding.message for finding in caught.value.findings] == [
+        "cannot read the file: no such file or directory"
+    ]
     assert caught.value.exit_code == 2
 
 
@@ -109,7 +100,7 @@ def test_the_name_baseline_is_the_profile_without_speculation(write: Write) -> N
 def test_no_alternative_is_called_baseline(write: Write, name: str) -> None:
     _, findings = examine(write(f"target: {{model: m}}\nalternatives:\n  {name}: {{method: suffix}}\n"))
     assert [(each.code, str(each.span)) for each in findings] == [("SD006", "demo.yaml:3:3")]
-    assert "no alternative can be named `baseline`" in findings[0].message
+    assert "and not `baseline`" in findings[0].message
 
 
 @pytest.mark.parametrize("name", ["Baseline", "baseline-2"])
@@ -121,7 +112,7 @@ def test_a_name_that_only_resembles_baseline_is_free(write: Write, name: str) ->
 def _judged(write: Write, data: str | bytes) -> None:
     """Examines a file and holds what is told against what every answer must be."""
     profile, findings = examine(write(data))
-    assert (profile is None) == bool(findings)
+    assert (profile is None) == any(not finding.policy for finding in findings)
     places = [(finding.sort_key, finding.message) for finding in findings]
     assert places == sorted(set(places))
     for finding in findings:
@@ -139,7 +130,7 @@ def test_no_bytes_make_it_fail(write: Write, data: bytes) -> None:
 
 
 _WORDS = st.sampled_from(
-    [*TOP, *(name for kind in SECTIONS.values() for name in keys_of(kind)), *keys_of(Expectation), *METHODS,
+    [*TOP, *(name for kind in SECTIONS.values() for name in defaults_of(kind)), *METHODS,
      *EVERY_KEY, "A", "x", "<<", "p50", "010", "1e-3", ".nan"]
 )  # fmt: skip
 _VALUES = st.recursive(
@@ -171,19 +162,13 @@ def test_no_half_written_file_makes_it_fail(write: Write, lines: list[str]) -> N
 
 def _any_value(key: Key) -> st.SearchStrategy[Any]:
     kinds: dict[str, st.SearchStrategy[Any]] = {
-        "str": st.sampled_from(["x", "org/m", *([12] if key.numeric else [])]),
-        "int": st.integers(1, 64) | st.sampled_from(["2k"]),
-        "length": st.sampled_from(["auto", 128, "8K", -1]), "float": st.floats(0.1, 0.9) | st.integers(1, 5),
-        "bool": st.booleans(), "list": st.just([]), "map": st.just({}), "schedule": st.just([[1, 4, 2]]),
-        "size_percentiles": st.just({"p50": 3}),
+        "str": st.sampled_from(["x", "org/m"]), "int": st.integers(1, 64) | st.sampled_from(["2k"]),
+        "length": st.sampled_from(["auto", 128, "8K", -1]), "float": st.floats(0.1, 0.9),
+        "bool": st.booleans(), "list": st.just([]), "map": st.just({}),
     }  # fmt: skip
-    values = st.sampled_from(key.choices) if key.choices else kinds[key.kind]
-    bounded = values.filter(
-        lambda value: (
-            not isinstance(value, float | int) or (key.minimum or value) <= value <= (key.maximum or value)
-        )
-    )
-    return bounded | st.none() if key.nullable else bounded
+    values = st.sampled_from(key["enum"]) if "enum" in key else kinds[kind_of(key)]
+    values = values.filter(lambda value: not isinstance(value, float) or value >= key.get("minimum", value))
+    return values | st.none() if "type" not in key else values
 
 
 def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
@@ -197,7 +182,7 @@ def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataOb
     block = data.draw(_section(BLOCK_KEYS[method])) | {"method": method, "num_speculative_tokens": 4}
     if "model" in BLOCK_KEYS[method]:
         block["model"] = "d"
-    target = data.draw(_section(keys_of(SECTIONS["target"])))
+    target = data.draw(_section(KINDS["target"]["properties"]))
     value = {"target": target | {"model": "m"}, "speculation": block, "alternatives": {"a": block}}
 
     profile = load_profile(write(yaml.safe_dump(value)))

@@ -73,17 +73,19 @@ def test_a_value_knows_that_it_came_from_the_command_line(write: Write) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("server.port=x", "--set server.port:1:1 SD006 `server.port` must be an integer; found `x`"),
-        ("server.prt=1", "--set server.prt:1:1 SD005 unknown key `prt` in `server` | did you mean `port`?"),
-        ("target.model=null", "--set target.model:1:1 SD006 `target.model` is empty, and must be a text"),
         (
-            "speculation={method: suffix, model: x}",
-            "--set speculation:1:18 SD005 `model` is a key of `draft_model` and others, and has no effect with"
-            " `suffix` | leave it out",
+            "server.port=x",
+            "--set server.port:1:1 SD006 `server.port` must be an integer from 0 to 65535; found `x`",
+        ),
+        ("server.prt=1", "--set server.prt:1:1 SD005 unknown key `prt` in `server` | did you mean `port`?"),
+        (
+            "target.model=null",
+            "--set target.model:1:1 SD006 `target.model` must be a name or a path; found nothing",
         ),
         (
-            "speculation={method: sufix}",
-            "--set speculation:1:10 SD006 unknown method `sufix` | did you mean `suffix`?",
+            "speculation={method: suffix, model: x}",
+            "--set speculation:1:18 SD005 `model` is a key of `draft_model`, and has no effect with"
+            " `suffix` | leave it out",
         ),
     ],
 )
@@ -118,7 +120,7 @@ def test_a_value_that_is_no_yaml_is_a_usage_error(write: Write, value: str) -> N
 
 
 def test_a_setting_below_a_value_that_has_no_keys_is_a_usage_error(write: Write) -> None:
-    with pytest.raises(UsageError, match=r"`--set engine.seed.x`: `engine.seed` is not a mapping"):
+    with pytest.raises(UsageError, match=r"`--set engine.seed.x`: `1` has no keys"):
         examine(write(_TEXT), settings=["engine.seed.x=1"])
 
 

@@ -24,7 +24,7 @@ def _node(value: Any) -> Node:
 
 def _value(node: Node) -> Any:
     if isinstance(node.value, dict):
-        return {key: _value(child) for key, child in node.value.items() if not child.unset}
+        return {key: _value(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
         return [_value(child) for child in node.value]
     return node.value
@@ -57,7 +57,7 @@ def test_maps_merge_the_rest_replaces(parent: Any, child: Any, result: Any) -> N
 def test_what_a_parent_unset_a_grandchild_can_set_again() -> None:
     middle = merged(_node({"engine": {"a": 1, "b": 1}}), _node({"engine": {"a": None, "b": None}}))
 
-    again = merged(middle, _node({"engine": {"a": 2, "b": None}}))
+    again = merged(middle, _node({"engine": {"a": 2}}))
     assert _value(again) == {"engine": {"a": 2}}
 
 

@@ -139,9 +139,8 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
 def test_a_model_that_looks_like_an_option_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as raised:
         plan_of({"target": {"model": text}}, tmp_path)
-    assert [finding.message for finding in raised.value.findings] == [
-        "`target.model` must not start with `-`"
-    ]
+    (finding,) = raised.value.findings
+    assert finding.message.startswith("`target.model` must be a name or a path; found ")
 
 
 @pytest.mark.parametrize("text", [text for text in NASTY if "\0" in text or "\x1b" in text or "\r" in text])

@@ -247,7 +247,6 @@ def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
 PASS_IT_ON = {
     "serve/process.py": "to vLLM",
     "checks/oraclechild.py": "to the child that asks vLLM",
-    "profile/find.py": "to git",
     "measure/bench/generator.py": "to the child that sends the load, without keys that no variant needs",
     "plan/locking.py": "to look for the Hub's cache",
     "plan/uses.py": "to look for the Hub's cache",

@@ -29,7 +29,7 @@ from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import Severity  # noqa: E402
 from specserve.hardware.accelerators import assume  # noqa: E402
-from specserve.profile.load import examine_partial  # noqa: E402
+from specserve.profile.load import examine  # noqa: E402
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND  # noqa: E402
 
 NAMES = {"python": "offline.py", "yaml": "compose.yaml"}
@@ -70,7 +70,7 @@ def launches(folder: Path) -> Iterator[Launch]:
 
 def outcome(launch: Launch, wanted: CheckOptions) -> tuple[str, str]:
     """Who refuses the launch, and the words."""
-    profile, problems = examine_partial(str(launch.file), settings=())
+    profile, problems = examine(str(launch.file), settings=())
     report = check([(str(launch.file), profile, problems)], wanted=wanted)
     errors = [item for item in report.findings if item.severity is Severity.ERROR]
     rules = [f"{item.code} {item.message}" for item in errors if not item.code.startswith("SD5")]
