@@ -1,4 +1,4 @@
-"""Writes docs/reference/{profile,commands,json}.md from the program's own tables; --check: says if they are stale."""
+"""Writes docs/reference and the schema of a profile from the program's tables; --check: says what is stale."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.cli.commands import COMMANDS, LazyGroup
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, words
-from specserve.profile.schema import json_schema
+from specserve.profile.keys import BLOCK_KEYS, ELSEWHERE, EVERY_KEY, SCHEMA, words
+from specserve.profile.schema import SECTIONS, defaults_of
 from specserve.vllm.speculation import METHODS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -144,7 +144,7 @@ options.
 
 def profile_page() -> str:
     """The reference of a profile: every key of every section."""
-    schema = json_schema()
+    schema = SCHEMA
     lines = [_PROFILE, *_table(schema), "", *_example(""), "", _EXTENDS, "", *_example("extends")]
     for name, about in _ABOUT.items():
         section = schema["$defs"]["expectation" if name == "expect" else name]
@@ -297,16 +297,57 @@ def _fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, ""
 
 
-PAGES = {"profile.md": profile_page, "commands.md": commands_page, "json.md": json_page}
+def keys_file() -> str:
+    """profile/keys.json with what follows from the rest: defaults, and the keys of each method."""
+    schema = json.loads(json.dumps(SCHEMA))
+    for name, section in SECTIONS.items():
+        for key, default in defaults_of(section).items():
+            if default not in (None, ""):
+                schema["$defs"][name]["properties"][key]["default"] = default
+    for name in ("engine", "frontend"):
+        schema["properties"][name]["propertyNames"] = {"not": {"enum": sorted(ELSEWHERE)}}
+    block = schema["$defs"]["speculation"]
+    block["properties"]["method"]["enum"] = list(METHODS)
+    block["allOf"] = [
+        {
+            "if": {"properties": {"method": {"const": method}}, "required": ["method"]},
+            "then": {
+                "description": f"needs {', '.join(known.needs) or 'no more keys'}",
+                "propertyNames": {"enum": sorted(BLOCK_KEYS[method])},
+            },
+        }
+        for method, known in METHODS.items()
+    ]
+    return _lines(schema) + "\n"
+
+
+def _lines(value: Any, indent: int = 0) -> str:
+    """JSON with one line for each key of a profile."""
+    text = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or "$ref" in value or (len(text) < 500 and "properties" not in value):
+        return text
+    pad = "\n" + " " * (indent + 1)
+    parts = (f"{json.dumps(key)}: {_lines(item, indent + 1)}" for key, item in value.items())
+    return f"{{{pad}{f',{pad}'.join(parts)}{pad[:-1]}}}"
+
+
+ROOT = FOLDER.parents[1]
+PAGES = {
+    ROOT / "specserve" / "profile" / "keys.json": keys_file,
+    ROOT / "configs" / "profile.schema.json": keys_file,
+    FOLDER / "profile.md": profile_page,
+    FOLDER / "commands.md": commands_page,
+    FOLDER / "json.md": json_page,
+}
 
 
 def main(arguments: Iterable[str]) -> int:
     """Exit code 1 with --check if a page is stale."""
     stale = []
-    for name, made in PAGES.items():
-        file, text = FOLDER / name, made()
+    for file, made in PAGES.items():
+        text = made()
         if "--check" in arguments:
-            stale += [name] if not file.is_file() or file.read_text(encoding="utf-8") != text else []
+            stale += [file.name] if not file.is_file() or file.read_text(encoding="utf-8") != text else []
         else:
             file.write_text(text, encoding="utf-8")
     print(f"stale: {', '.join(stale)}; run scripts/gen_reference.py" if stale else f"{len(PAGES)} pages")

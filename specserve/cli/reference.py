@@ -49,7 +49,7 @@ def schema() -> None:
     # then, as the first line of a profile:
     # yaml-language-server: $schema=./profile.schema.json
     """
-    from specserve.profile.schema import json_schema
+    from specserve.profile.keys import SCHEMA
     from specserve.report.console import out
 
-    out(json.dumps(json_schema(), indent=2))
+    out(json.dumps(SCHEMA, indent=2))

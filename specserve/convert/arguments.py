@@ -31,7 +31,7 @@ from specserve.errors import quoted, system_reason
 from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
 from specserve.plan.replacements import ARGUMENTS
-from specserve.profile import schema
+from specserve.profile import keys
 from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
 from specserve.profile.values import Node, Scalar, meaning
@@ -43,7 +43,7 @@ LEFT_OVER = "belongs to no option"
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
-_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
+_PLACES = {**keys.ELSEWHERE, **ELSEWHERE}
 _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 

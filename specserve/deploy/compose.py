@@ -15,6 +15,7 @@ from specserve.deploy.deployment import (
     USER_NOTE,
     Artifact,
     Deployment,
+    Reference,
     environment,
     question,
     rendered_head,
@@ -22,7 +23,7 @@ from specserve.deploy.deployment import (
 )
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv, shell
-from specserve.profile.writer import Commented, Reference, comment, yaml_text
+from specserve.profile.writer import Commented, comment, yaml_text
 from specserve.sglang.options import VERSION, launch_sglang
 
 Service = dict[str, Any]

@@ -38,6 +38,12 @@ _CACHE = re.compile(
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+class Reference(str):
+    """A text in which the reader of the document is to replace variables; in no other text."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A file of a deployment: where it lies below the output folder, and all of its text."""

@@ -9,12 +9,13 @@ from specserve.deploy.deployment import (
     MODELS,
     USER_NOTE,
     Deployment,
+    Reference,
     environment,
     staging,
 )
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import leader_at, value_at
-from specserve.profile.writer import Commented, Reference
+from specserve.profile.writer import Commented
 
 FINGERPRINT = "specserve/fingerprint"
 CACHE = "/cache"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
 from specserve.plan.replacements import ARGUMENTS
-from specserve.profile import schema
+from specserve.profile import keys, schema
 from specserve.profile.schema import Profile
 from specserve.vllm.arguments import (
     Argument,
@@ -116,7 +116,7 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     if positive in known and isinstance(value, bool):
         return f"write `{positive}: {'false' if value else 'true'}`"
     word = did_you_mean(name, known)
-    places = {**schema.ELSEWHERE, **ELSEWHERE}
+    places = {**keys.ELSEWHERE, **ELSEWHERE}
     return f"did you mean `{places.get(word, word)}`?" if word else None
 
 

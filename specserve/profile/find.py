@@ -28,8 +28,8 @@ def find_profiles(
         if path != "-" and Path(path).is_dir():
             files, others = _below(path)
             if others:
-                text = ", ".join(f"`{other}`" for other in others[:5])
-                text += f" and {len(others) - 5} more YAML files" if len(others) > 5 else ""
+                more = f" and {len(others) - 5} more YAML files" if len(others) > 5 else ""
+                text = f"`{'`, `'.join(others[:5])}`{more}"
                 warn(f"not judged, without a top-level `target` or `extends`: {text}")
         elif re.search(r"[*?\[]", path) and not Path(path).exists():
             hint = "leave out its quotes, or name a folder"
@@ -47,19 +47,15 @@ def find_profiles(
 
 def _below(folder: str) -> tuple[list[str], list[str]]:
     """The profiles in a folder and those in it, and the other YAML files; no bases (`_…`)."""
-    errors: list[OSError] = []
-    files: list[str] = []
-    for place, folders, names in os.walk(folder, onerror=errors.append):
+    meant: list[str] = []
+    others: list[str] = []
+    for place, folders, names in os.walk(folder, onerror=lambda one: meant.append(one.filename)):
         folders[:] = [name for name in folders if name[0] != "."]
-        yaml = (name for name in names if name.endswith((".yaml", ".yml")) and name[0] not in "_.")
-        files += [str(file) for name in yaml if (file := Path(place, name)).is_file()]
-    meant = {file for file in files if _is_profile(file)} | {
-        str(error.filename) for error in errors
-    }
-    ordered = sorted({*files, *meant}, key=lambda name: Path(name).parts)
-    return [file for file in ordered if file in meant], [
-        file for file in ordered if file not in meant
-    ]
+        for name in names:
+            file = str(Path(place, name))
+            if name.endswith((".yaml", ".yml")) and name[0] not in "_." and Path(file).is_file():
+                (meant if _is_profile(file) else others).append(file)
+    return sorted(meant, key=lambda name: Path(name).parts), sorted(others)
 
 
 def _is_profile(file: str) -> bool:

@@ -15,8 +15,9 @@ SCHEMA: dict[str, Any] = json.loads(
 )
 """`$defs` has the kinds of keys, and the sections; `title` says what a value must be."""
 KINDS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
-KINDS["speculation"]["properties"]["method"]["enum"] = list(METHODS)
 TOP: Mapping[str, Key] = SCHEMA["properties"]
+ELSEWHERE: Mapping[str, str] = SCHEMA["x-elsewhere"]
+"""The place of what the profile does not take where a stranger would write it."""
 EVERY_KEY: Mapping[str, Key] = KINDS["speculation"]["properties"]
 BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
     method: {

@@ -196,16 +196,11 @@ def with_alternative(profile: Profile, name: str | None) -> Profile:
 
     def chosen(spans: Mapping[str, Span]) -> Mapping[str, Span]:
         """The places with those of the alternative as those of `speculation`."""
-        prefix = f"alternatives.{name}"
+        start = f"alternatives.{name}"
         kept = {path: span for path, span in spans.items() if not path.startswith("speculation")}
-        for path, span in spans.items():
-            if path == prefix or path.startswith(f"{prefix}."):
-                kept["speculation" + path.removeprefix(prefix)] = span
-        return kept
+        moved = (path for path in spans if f"{path}.".startswith(f"{start}."))
+        return kept | {f"speculation{path.removeprefix(start)}": spans[path] for path in moved}
 
-    return replace(
-        profile,
-        speculation=profile.alternatives[name],
-        spans=chosen(profile.spans),
-        key_spans=chosen(profile.key_spans),
-    )
+    block, spans, key_spans = profile.alternatives[name], profile.spans, profile.key_spans
+    spans, key_spans = chosen(spans), chosen(key_spans)
+    return replace(profile, speculation=block, spans=spans, key_spans=key_spans)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from specserve.diagnostics import Code, Finding, Related, Severity, Span
+from specserve.diagnostics import Code, Finding, Severity, Span
 
 NAMES = {
     "SD002": "unreadable-file",
@@ -25,20 +26,9 @@ class Stop(Exception):
         self.finding = finding
 
 
-def problem(
-    code: str,
-    message: str,
-    span: Span,
-    *,
-    help: str | None = None,  # the field's own name
-    related: tuple[Related, ...] = (),
-    policy: bool = False,
-) -> Finding:
-    """An error of the file itself. `policy`: vLLM takes it, or a plug-in of vLLM may."""
-    severity = Severity.ERROR
-    return Finding(
-        code, NAMES[code], severity, message, span, help=help, related=related, policy=policy
-    )
+def problem(code: str, message: str, span: Span, **more: Any) -> Finding:
+    """An error of the file itself, with `help`, `related` places, or as a `policy`."""
+    return Finding(code, NAMES[code], Severity.ERROR, message, span, **more)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

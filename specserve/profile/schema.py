@@ -1,17 +1,15 @@
-"""The profile: its sections, typed and frozen, its schema for editors, and its fingerprint."""
+"""The profile: its sections, typed and frozen, and its fingerprint."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.profile import keys
 from specserve.vllm.arguments import human_int, jsonable
 from specserve.vllm.speculation import METHODS
 
@@ -141,47 +139,13 @@ class Profile:
         return self.key_spans.get(path) or self.span(path)
 
 
-SECTIONS: Mapping[str, type] = {
-    "target": Target,
-    "server": Server,
-    "hardware": Hardware,
-    "expectation": Expectation,
-}
+_ALL = (Target, Server, Hardware, Expectation)
+SECTIONS: Mapping[str, type] = {section.__name__.lower(): section for section in _ALL}
 
 
 def defaults_of(section: type) -> dict[str, Any]:
     """The keys of a section with their defaults."""
     return {item.name: item.default for item in fields(section)}
-
-
-ELSEWHERE: Mapping[str, str] = {
-    "speculative_config": "speculation",
-    "num_speculative_tokens": "speculation.num_speculative_tokens",
-    "api_key": "server.api_key_env",
-    "expectations": "expect",
-    **{name: f"hardware.{name}" for name in ("accelerator", "devices")},
-    **{name: f"server.{name}" for name in ("host", "port", "served_model_name", "api_key_env")},
-    **{name: f"target.{name}" for name in defaults_of(Target)},
-}
-"""The place of what the profile does not take where a stranger would write it."""
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a profile as it is in one file; `extends` may bring more."""
-    schema = deepcopy(keys.SCHEMA)
-    for name, section in SECTIONS.items():
-        for key, default in defaults_of(section).items():
-            if default not in (None, ""):
-                schema["$defs"][name]["properties"][key]["default"] = default
-    for name in ("engine", "frontend"):
-        schema["properties"][name]["propertyNames"] = {"not": {"enum": sorted(ELSEWHERE)}}
-    rules = schema["$defs"]["speculation"]["allOf"] = []
-    for method, known in METHODS.items():
-        needs = f"needs {', '.join(known.needs) or 'no more keys'}"
-        then = {"description": needs, "propertyNames": {"enum": sorted(keys.BLOCK_KEYS[method])}}
-        chosen = {"properties": {"method": {"const": method}}, "required": ["method"]}
-        rules.append({"if": chosen, "then": then})
-    return schema
 
 
 def world_size(profile: Profile) -> int:
@@ -190,27 +154,13 @@ def world_size(profile: Profile) -> int:
     Source: vllm/config/parallel.py, `world_size_across_dp`.
     """
     target, engine = profile.target, profile.engine
-    data = _count(engine.get("data_parallel_size"))
-    prefill = _count(engine.get("prefill_context_parallel_size"))
+    data = count_of(engine.get("data_parallel_size"))
+    prefill = count_of(engine.get("prefill_context_parallel_size"))
     return target.tensor_parallel_size * target.pipeline_parallel_size * data * prefill
 
 
-def ranks_started(profile: Profile) -> int:
-    """The ranks that this launch starts itself: others may hold the rest of data parallelism.
-
-    Source: vllm/engine/arg_utils.py, `data_parallel_size_local` and `data_parallel_rank`.
-    """
-    engine, ranks = profile.engine, world_size(profile)
-    local = engine.get("data_parallel_size_local")
-    if engine.get("data_parallel_rank") is not None or engine.get("data_parallel_backend") == "ray":
-        local = 1
-    if local is None:
-        return ranks
-    return ranks // _count(engine.get("data_parallel_size")) * _count(local)
-
-
-def _count(value: Any) -> int:
-    """1 where nothing usable is written: another rule tells that."""
+def count_of(value: Any) -> int:
+    """A number of ranks; 1 where nothing usable is written, which another rule tells."""
     number = human_int(value) if isinstance(value, str) else value
     return number if type(number) is int and number > 0 else 1
 
@@ -248,27 +198,27 @@ def _number(item: Any) -> Any:
 
 def _models(profile: Profile) -> dict[str, Any]:
     """The sections that name models, with what the lock knows in place of names and revisions."""
-    target, engine = profile.target, dict(profile.engine)
-    for placement in ("master_addr", "master_port"):
-        engine.pop(placement, None)
-    keys = dict(profile.speculation.keys) if profile.speculation else None
-    revision = engine.get("tokenizer_revision") or target.revision
-    own = _identity(profile, target.model, target.revision)
-    tokenizer = _identity(profile, target.tokenizer or target.model, revision)
-    if tokenizer and (target.tokenizer or engine.get("tokenizer_revision")):
+
+    def identity(model: str, revision: str | None) -> str | None:
+        """What the lock says that a model is; a directory is the same at whatever revision."""
+        alone = profile.identities.get((model, None), "")
+        found = profile.identities.get((model, revision))
+        return found or (alone if alone.startswith("sha256:") else None)
+
+    target, block = profile.target, profile.speculation
+    placement = ("master_addr", "master_port")
+    engine = {name: value for name, value in profile.engine.items() if name not in placement}
+    revision = engine.get("tokenizer_revision")
+    tokenizer = identity(target.tokenizer or target.model, revision or target.revision)
+    keys = dict(block.keys) if block else None
+    if block and keys is not None:
+        draft = identity(block.model or target.model, keys.get("revision"))
+        if draft and (block.model or METHODS[block.method].in_target):
+            keys |= {"model": draft, "revision": None}
+    own = identity(target.model, target.revision)
+    if tokenizer and (target.tokenizer or revision):
         target = replace(target, tokenizer=tokenizer)
         engine.pop("tokenizer_revision", None)
-    if keys is not None:
-        draft = _identity(profile, keys.get("model") or target.model, keys.get("revision"))
-        if draft and (keys.get("model") or METHODS[keys["method"]].in_target):
-            keys |= {"model": draft, "revision": None}
     if own:
         target = replace(target, model=own, revision=None)
     return {"target": target, "speculation": keys, "engine": engine}
-
-
-def _identity(profile: Profile, model: str, revision: str | None) -> str | None:
-    """What the lock says that a model is; a directory is the same at whatever revision."""
-    found = profile.identities.get((model, revision))
-    alone = profile.identities.get((model, None), "")
-    return found or (alone if alone.startswith("sha256:") else None)

@@ -14,23 +14,22 @@ from specserve.errors import without_user
 
 # the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
 _NAME = re.compile(
-    r"(^|_)(API_?KEYS?|(?<=_)KEYS?|TOKENS?|SECRETS?|CREDENTIALS?|AUTHORIZATION|PWD|PASS)(_?\d+)?$"
-    r"|(PASSWORDS?|PASSWD|PASSPHRASE|APIKEY)(_?\d+)?$",
-    re.I,
+    r"(?i)(^|_)(API_?KEYS?|(?<=_)KEYS?|TOKENS?|SECRETS?|CREDENTIALS?|AUTHORIZATION|PWD|PASS)"
+    r"(_?\d+)?$|(PASSWORDS?|PASSWD|PASSPHRASE|APIKEY)(_?\d+)?$"
 )
+# of a tokenizer, of a router or a cache, and of a compiler
 _OTHER_NAME = re.compile(
-    r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
+    r"(?i)(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
     r"|(num|max|min)_(\w{1,40}_)?(tokens|keys)|(routing|meta|prefix|sort|cache|index)_keys?"
-    r"|(pre|post|custom)_pass)$",
-    re.I,
+    r"|(pre|post|custom)_pass)$"
 )
-"""Of a tokenizer, of a router or a cache, and of a compiler."""
+# no secret under any name: paths, references, switches, counts, placeholders
 _HARMLESS = re.compile(
     r"(?is)[./~$<\[*].*|true|false|yes|no|on|off|none|null|empty|dummy|auto|[-+]?[\d.]{1,5}[kmg]?"
     r"|(bearer|basic)(\s+[$<{*].*)?"
 )
-"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
 _COUNT = re.compile(r"(?i)[-+]?[\d._,]{1,30}[kmg]?")
+# tokens by the marks of their makers, headers of HTTP, and passwords within addresses
 _SHAPE = re.compile(
     r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}"
@@ -39,15 +38,16 @@ _SHAPE = re.compile(
     r"|[Bb]asic(\s+|%20)(?=\S{0,200}[A-Z\d=])[\w+/=-]{8,})(?=\s*($|[,;\"'&#\]}\\])))"
     r"|://[^/\s:@$]*:[^/\s@$]+@"
 )
-"""Tokens by the marks of their makers, headers of HTTP, and passwords within addresses."""
 _PAIR = re.compile(
-    r"""(?x) (?: (?P<option>--[\w.-]{1,80})\s{1,9}
-          | (?P<name>[\w.-]{1,80})\\{0,4}["']?\s{0,9}[:=]\s{0,9}\\{0,4} ) (?=\S)"""
+    r"""(--[\w.-]{1,80})\s{1,9}(?=\S)"""
+    r"""|([\w.-]{1,80})\\{0,4}["']?\s{0,9}[:=]\s{0,9}\\{0,4}(?=\S)"""
 )
 _VALUE = re.compile(
-    r"""(?x) "(?P<a>[^"]{0,2000}) | '(?P<b>[^']{0,2000}) | \[(?P<c>[^\]]{0,2000})
-        | (?P<d>(?<=:\s)[^\s"'#,{}\[\]][^"'#,{}\[\]\n]{0,500}) | (?P<e>[^\s"'#,;&{}\[\]]+)"""
+    r"""(?x) "([^"]{0,2000}) | '([^']{0,2000}) | \[([^\]]{0,2000})
+        | ((?<=:\s)[^\s"'#,{}\[\]][^"'#,{}\[\]\n]{0,500}) | ([^\s"'#,;&{}\[\]]+)"""
 )
+_BROAD_NAME = re.compile(r"(?i)KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER")
+_LEAST = 6
 
 
 def names_a_secret(name: str, value: str | None = None) -> bool:
@@ -85,11 +85,9 @@ def hushed(text: str) -> str:
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Where the values of keys and options that name secrets stand."""
     for match in _PAIR.finditer(text):
-        name = match["option"] or match["name"]
-        if names_a_secret(name) and (value := _VALUE.match(text, match.end())):
-            start, end = value.span(value.lastgroup or 0)
-            if names_a_secret(name, text[start:end]):
-                yield start, end
+        name, value = match[match.lastindex or 0], _VALUE.match(text, match.end())
+        if value and names_a_secret(name, value[value.lastindex or 0]):
+            yield value.span(value.lastindex or 0)
 
 
 def masked(key: str, value: Any) -> Any:
@@ -99,10 +97,6 @@ def masked(key: str, value: Any) -> Any:
         return "********"
     quiet = hushed(text)
     return value if quiet == text else quiet
-
-
-_BROAD_NAME = re.compile(r"KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER", re.IGNORECASE)
-_LEAST = 6
 
 
 def redacted(text: str, *, environ: Mapping[str, str] = os.environ, shapes: bool = False) -> str:

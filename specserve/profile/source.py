@@ -21,7 +21,6 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 50
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # where libyaml ends a line
 
 
 def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | None, list[Finding]]:
@@ -57,14 +56,12 @@ def _decoded(data: bytes, *, file: str) -> str:
         raise Stop(problem("SD002", message, Span(file)))
     text = data.decode("utf-8-sig", errors="surrogateescape")
     if bad := _UNPRINTABLE.search(text):
-        lines = _BREAK.split(text[: bad.start()])
-        line, column = len(lines), len(lines[-1]) + 1
-        code = ord(bad[0])
+        lines, code = f"{text[: bad.start()]}_".splitlines(), ord(bad[0])
         what = f"the character U+{code:04X}, which YAML does not allow"
         if 0xDC80 <= code <= 0xDCFF:
             what = f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
-        span = Span(file, line, column, line, column + 1)
-        raise Stop(problem("SD002", f"the file has {what}", span))
+        place = Span(file, len(lines), len(lines[-1]), len(lines), len(lines[-1]) + 1)
+        raise Stop(problem("SD002", f"the file has {what}", place))
     return text
 
 
@@ -85,36 +82,34 @@ class Builder:
             for event in self.events:
                 if isinstance(event, yaml.DocumentStartEvent):
                     if not most:
-                        message = "the file holds several YAML documents, but a profile is one"
-                        raise self.stop(message, event)
+                        raise self.stop("the file holds several YAML documents", event)
                     most, self.anchors = most - 1, {}
                     yield self.value(next(self.events), 0)
-        except yaml.MarkedYAMLError as error:
-            raise Stop(_syntax_problem(error, text, file=self.file)) from error
         except yaml.YAMLError as error:
-            raise Stop(problem("SD002", f"invalid YAML: {error}", Span(self.file))) from error
+            raise Stop(_syntax_problem(error, text, file=self.file)) from error
 
     def value(self, event: Any, depth: int) -> Node:
         """The value that begins with this event, and all below."""
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.anchors:
-                raise self.stop("the alias has no complete value before it", event)
-            node, size = self.anchors[event.anchor]
-            self.counted(size, depth, event)
-            return node
-        before, start, end = self.count, event.start_mark, event.end_mark
-        self.counted(1, depth, event)
+        is_alias = isinstance(event, yaml.AliasEvent)
+        known = self.anchors.get(str(event.anchor)) if is_alias else None
+        before = self.count
+        self.count += known[1] if known else 1
+        if self.count > MAX_VALUES or depth > MAX_DEPTH:
+            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
+            raise self.stop(f"the file has more than {limit}, the limit for a profile", event)
+        if known:
+            return known[0]
+        if is_alias:
+            raise self.stop("the alias has no complete value before it", event)
+        start, end, raw = event.start_mark, event.end_mark, None
+        value: Any = []
         if event.tag not in (None, "!"):
             tag = quoted(event.tag.removeprefix("tag:yaml.org,2002:"))
-            message = f"the YAML tag {tag} has no meaning in a profile"
-            self.findings.append(problem("SD002", message, self.span(start, end)))
-        value: Any = None
-        raw = None
+            self.tell(f"the YAML tag {tag} has no meaning in a profile", self.span(start, end))
         if isinstance(event, yaml.ScalarEvent):
             raw = event.value if not event.style else None
             value = event.value if raw is None else meaning(raw)
         elif isinstance(event, yaml.SequenceStartEvent):
-            value = []
             while not isinstance(inner := next(self.events), yaml.SequenceEndEvent):
                 value.append(self.value(inner, depth + 1))
             end = inner.end_mark
@@ -131,30 +126,24 @@ class Builder:
         own: dict[str, Node] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key, value = self.value(event, depth), self.value(next(self.events), depth)
-            name = key.raw if key.raw is not None else key.value
+            name = key.value if key.raw is None else key.raw
             if not isinstance(name, str) or CONTROL.search(name):
-                message = "a key must be a text without control characters"
-                self.findings.append(problem("SD002", message, key.span))
+                self.tell("a key must be a text without control characters", key.span)
             elif key.raw == "<<":
-                parts = value.value if isinstance(value.value, list) else [value]
-                for part in parts:
+                for part in value.value if isinstance(value.value, list) else [value]:
                     merged = {**(part.mapping or {}), **merged}
                     if part.mapping is None:
-                        self.findings.append(problem("SD002", "`<<` needs a mapping", part.span))
+                        self.tell("`<<` needs a mapping", part.span)
             elif name in own:
-                related = (Related(own[name].key or key.span, "first written here"),)
-                message = f"the key {quoted(name)} occurs twice"
-                self.findings.append(problem("SD004", message, key.span, related=related))
+                first = (Related(own[name].key or key.span, "first written here"),)
+                self.tell(f"the key {quoted(name)} occurs twice", key.span, "SD004", related=first)
             else:
                 own[name] = replace(value, key=key.span)
         return {**merged, **own}, event.end_mark
 
-    def counted(self, size: int, depth: int, event: Any) -> None:
-        """Raises Stop for what is too large or too deep."""
-        self.count += size
-        if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
-            raise self.stop(f"the file has more than {limit}, the limit for a profile", event)
+    def tell(self, message: str, span: Span, code: str = "SD002", **more: Any) -> None:
+        """Takes a problem of the form."""
+        self.findings.append(problem(code, message, span, **more))
 
     def stop(self, message: str, event: Any) -> Stop:
         """The end of reading at an event."""
@@ -176,27 +165,27 @@ _HINTS = {
 }
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Finding:
+def _syntax_problem(error: Any, text: str, *, file: str) -> Finding:
     """YAML's own reason at its place; what is left open, where it begins."""
-    reason, lines = error.problem or "it cannot be read", _BREAK.split(text)
-    mark, start = error.problem_mark or error.context_mark, error.context_mark
+    reason, lines = getattr(error, "problem", None) or "it cannot be read", text.splitlines()
+    start = getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None) or start
     if mark is None:
         return problem("SD002", f"invalid YAML: {reason}", Span(file))
     help = next((hint for words, hint in _HINTS.items() if words in reason), None)
-    noticed = f", noticed in line {mark.line + 1}" if start and start.line != mark.line else ""
+    reason += f" {error.context}" if error.context else ""
+    reason += f", noticed in line {mark.line + 1}" if start and start.line != mark.line else ""
     at_end = not "".join(lines[mark.line :])[mark.column :].strip()
-    if start and (at_end or "flow" in (error.context or "") or "expected ':'" in reason):
+    if start and (at_end or "flow" in reason or "expected ':'" in reason):
         mark = start
-    line = lines[mark.line] if mark.line < len(lines) else ""
+    line, column = lines[mark.line] if mark.line < len(lines) else "", mark.column
     indent = line[: len(line) - len(line.lstrip())]
-    column = mark.column
     if "\t" in indent and column <= len(indent):
         column, help = indent.index("\t"), "indent with spaces, not with tabs"
-    if any(re.match(r"<{7} |={7}$|>{7} ", each) for each in lines):
+    if re.search(r"^(<{7} |={7}$|>{7} )", text, re.M):
         help = "the file holds the marks of a merge conflict: keep one side"
-    context = f" {error.context}" if error.context else ""
     span = Span(file, mark.line + 1, column + 1, mark.line + 1, column + 2)
-    return problem("SD002", f"invalid YAML: {reason}{context}{noticed}", span, help=help)
+    return problem("SD002", f"invalid YAML: {reason}", span, help=help)
 
 
 COMMAND = "<command>"

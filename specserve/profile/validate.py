@@ -12,9 +12,10 @@ from typing import Any
 
 from specserve.diagnostics import Finding, Span
 from specserve.errors import CONTROL, UsageError, did_you_mean, quoted
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, KINDS, SCHEMA, TOP, Key, kind_of, words
+from specserve.profile import keys
+from specserve.profile.keys import ELSEWHERE, EVERY_KEY, KINDS, TOP, Key, kind_of, words
 from specserve.profile.problems import problem
-from specserve.profile.schema import ELSEWHERE, SECTIONS, Profile, Speculation
+from specserve.profile.schema import SECTIONS, Profile, Speculation
 from specserve.profile.source import shown
 from specserve.profile.values import Node
 from specserve.vllm.arguments import human_int
@@ -33,7 +34,7 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
     What vLLM takes and specserve does not, such as a key of another method, is not in the profile.
     """
     reader = _Reader()
-    values = reader.keys(tree, TOP, SCHEMA["x-required"], "")
+    values = reader.keys(tree, TOP, keys.SCHEMA["x-required"], "")
     try:
         in_range(values.get("vllm") or "")
     except UsageError:
@@ -90,7 +91,8 @@ class _Reader:
         """The values of a mapping that takes these keys; tells the others, and what is missing."""
         values: dict[str, Any] = {}
         given, dot = node.mapping or {}, f"{path}." if path else ""
-        strangers = given.keys() - known.keys()
+        takes = known.keys() | (EVERY_KEY.keys() if note else set())
+        strangers = given.keys() - takes
         for name, child in given.items():
             if name in known:
                 value = self.value(child, known[name], f"{dot}{name}")
@@ -102,8 +104,11 @@ class _Reader:
                 help = f"write it as `{elsewhere}`"
             elif not guess and path == "target":
                 help = "`engine` takes every other engine argument of vLLM"
+            is_known = name in takes  # by vLLM, for another method
+            help = "leave it out: it has no effect with this method" if is_known else help
             text = f"unknown key {quoted(name)} in {quoted(path) if path else 'a profile'}{note}"
-            self.wrong("SD005", text, child.key or child.span, f"{dot}{name}", help=help)
+            span = child.key or child.span
+            self.wrong("SD005", text, span, f"{dot}{name}", help=help, policy=is_known)
         for name in () if strangers else needed:  # a stranger may be meant to be it
             if name not in given:
                 span, help = node.key or node.span, known[name]["description"]
@@ -169,17 +174,10 @@ class _Reader:
             policy = method not in ("", "null", "medusa", "mlp_speculator")
             self.unfit(written, EVERY_KEY["method"], f"{path}.method", help=help, policy=policy)
             return None
-        keys, rest = BLOCK_KEYS[method], {}
-        for name, child in given.items():
-            if name in EVERY_KEY and name not in keys:
-                owner = next(other for other, table in BLOCK_KEYS.items() if name in table)
-                text = f"`{name}` is a key of `{owner}`, and has no effect with `{method}`"
-                span, place = child.key or child.span, f"{path}.{name}"
-                self.wrong("SD005", text, span, place, help="leave it out", policy=True)
-            elif child.value is not None:
-                rest[name] = child
+        set_keys = {name: child for name, child in given.items() if child.value is not None}
         note = f" (method `{method}`)"
-        values = self.keys(replace(node, value=rest), keys, METHODS[method].needs, path, note)
+        node, needs = replace(node, value=set_keys), METHODS[method].needs
+        values = self.keys(node, keys.BLOCK_KEYS[method], needs, path, note)
         return Speculation(method, MappingProxyType(values))
 
 

@@ -77,8 +77,7 @@ def meaning(text: str) -> Scalar:
     """`1e-3` is a number, `yes` is true; dates and `010`, of which readers differ, are texts."""
     if text in _WORDS:
         return _WORDS[text]
-    digits = text.replace("_", "")
-    if len(text) <= _LONGEST_NUMBER and _INT.fullmatch(text):
+    digits = text.replace("_", "") if len(text) <= _LONGEST_NUMBER else ""
+    if digits and _INT.fullmatch(text):
         return int(digits, 0)
-    is_float = len(text) <= _LONGEST_NUMBER and _FLOAT.fullmatch(text)
-    return float(digits) if is_float else text
+    return float(digits) if digits and _FLOAT.fullmatch(text) else text

@@ -19,8 +19,8 @@ from specserve.errors import FactError
 from specserve.files import write_named
 from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import parse, read
-from specserve.profile.values import Node, meaning
+from specserve.profile.source import read
+from specserve.profile.values import meaning
 from specserve.vllm.arguments import jsonable
 
 _WIDTH = 100
@@ -38,10 +38,8 @@ class Commented:
     value: Any
 
 
-class Reference(str):
-    """A text in which the reader of the document is to replace variables; in no other text."""
-
-    __slots__ = ()
+Said = Callable[[Profile], Any]
+"""What a section says in a profile."""
 
 
 def yaml_text(values: Mapping[str, Any], *, head: str = "", flow: bool = False) -> str:
@@ -66,7 +64,7 @@ def comment(text: str, *, indent: int = 0) -> str:
 
 def _block(values: Any, indent: int, *, flow: bool) -> Iterator[str]:
     """The lines of a mapping or a list that is not empty."""
-    is_list = isinstance(values, (list, tuple))
+    is_list = not isinstance(values, Mapping)
     for name, given in enumerate(values) if is_list else values.items():
         note, value = (given.comment, given.value) if isinstance(given, Commented) else ("", given)
         first = next(iter(value)) if is_list and isinstance(value, Mapping) and value else None
@@ -117,35 +115,28 @@ def _scalar(text: str, plain: str) -> str:
 
 
 def rewrite_section(
-    path: str,
-    name: str,
-    wanted: Mapping[str, Any] | None,
-    *,
-    said: Callable[[Profile], Any],
-    remark: str,
+    path: str, name: str, wanted: Mapping[str, Any] | None, *, said: Said, remark: str
 ) -> bool:
     """Change one top-level section of a profile file; whether that changed anything.
 
     `said`: what the section says in a profile; the file is replaced only if it then says what is
     wanted. Raises ProfileError for a bad profile, FactError for a file that cannot be changed.
     """
-    file = Path(path)
-    inherited = jsonable(said(load_profile(path))) or {}
+    inherited, right = jsonable(said(load_profile(path))) or {}, jsonable(wanted)
     before = read(path).decode("utf-8-sig")
-    after = with_section(before, name, jsonable(wanted), inherited=inherited, remark=remark)
-    if after == before:
-        return False
-    profile, problems = examine(path, data=after.encode())
-    if problems or profile is None or jsonable(said(profile)) != jsonable(wanted):
-        text = f"`{file}` is written in a way that `--write` cannot change"
-        raise FactError(text, hint="change it by hand")
-    write_named(file.resolve(), after)
-    return True
+    for is_whole in (False, True):
+        after = with_section(before, name, right, inherited, remark=remark, is_whole=is_whole)
+        if after == before:
+            return False
+        profile, problems = examine(path, data=after.encode())
+        if profile and not problems and jsonable(said(profile)) == right:
+            write_named(Path(path).resolve(), after)
+            return True
+    text = f"`{path}` is written in a way that `--write` cannot change"
+    raise FactError(text, hint="change it by hand")
 
 
-def write_alternatives(
-    path: str, added: Mapping[str, Mapping[str, object]], *, remark: str
-) -> None:
+def write_alternatives(path: str, added: Mapping[str, Any], *, remark: str) -> None:
     """Write blocks as alternatives, over those of the same name. Raises FactError."""
 
     def said(profile: Profile) -> dict[str, dict[str, object]]:
@@ -163,15 +154,16 @@ def with_section(
     text: str,
     name: str,
     wanted: Mapping[str, Any] | None,
-    *,
     inherited: Mapping[str, Any],
+    *,
     remark: str,
+    is_whole: bool = False,
 ) -> str:
     """A profile's text with a top-level mapping that says what is wanted (None: null).
 
-    All other lines stay, and in a block of the same `method` all comments. `inherited`: what the
-    section says so far, parents included; what is wanted no more becomes null. An earlier remark
-    that begins with the same words, up to a colon, is replaced by this one.
+    All other lines stay, and all comments in a block of the same `method`, unless it `is_whole`
+    replaced. `inherited`: what the section says so far, parents included; what is wanted no more
+    becomes null. An earlier remark with the same words, up to a colon, is replaced by this one.
     """
     text += "" if text.endswith("\n") or not text else "\n"
     found = re.search(_SECTION.format(name=name), text, re.M)
@@ -180,51 +172,27 @@ def with_section(
     if wanted is not None and inherited.get("method") == wanted.get("method"):
         wanted = {**dict.fromkeys(inherited), **wanted}
         changes = {key: value for key, value in wanted.items() if inherited.get(key) != value}
-        new = _edited(text[at:end], name, changes)
+        new = None if is_whole else _edited(text[at:end], changes)
     new = new or yaml_text({name: wanted}, flow=True)
-    start = text[:at]
-    above = re.search(r"(#.*\n)*\Z", start)
+    above = re.search(r"(#.*\n)*\Z", text[:at])
     assert above is not None
     earlier = re.escape(comment(remark.split(":", 1)[0]).rstrip())
     kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
     # its further lines are indented: they go with it
     noted = comment(f"- {remark}").replace("# - ", "# ", 1)
-    return f"{start[: above.start()]}{kept}{noted}{new}{text[end:]}"
+    return f"{text[: above.start()]}{kept}{noted}{new}{text[end:]}"
 
 
-def _edited(old: str, name: str, changes: Mapping[str, Any]) -> str | None:
+def _edited(old: str, changes: Mapping[str, Any]) -> str | None:
     """The section with values in the place of the old; None where there is no room for them."""
-    tree, _ = parse(old.encode(), file=name)
-    block = (tree.mapping if tree else None) or {}
-    keys = block[name].mapping if name in block else None
-    if not keys or "&" in old:
-        return None
-    lines = old.splitlines(keepends=True)
-
-    def place(line: int, column: int) -> int:
-        return sum(map(len, lines[: line - 1])) + column - 1
-
-    last = [*keys.values()][-1].key
-    assert last is not None
-    start, is_flow = place(last.line, last.column), old[place(*_start(block[name]))] == "{"
-    between, added, edits = ", " if is_flow else f"\n{' ' * (last.column - 1)}", "", []
+    indent = re.search(r"\n +(?=\w)", old)
+    between = indent[0] if indent else ", "
     for key, value in changes.items():
-        if key not in keys:
-            added += f"{key}: {_inline(value)}{between}"
-            continue
-        node = keys[key]
-        first = place(*_start(node))
-        while isinstance(node.value, (dict, list)) and old[place(*_start(node))] not in "{[":
-            node = [
-                *(node.mapping or {}).values(),
-                *(node.value if isinstance(node.value, list) else []),
-            ][-1]
-        end = first if node.raw == "" else place(node.span.end_line, node.span.end_column)
-        edits.append((first, end, _inline(value)))
-    for first, end, text in sorted([*edits, (start, start, added)], reverse=True):
-        old = f"{old[:first]}{text}{old[end:]}"
+        place, new = rf"\b{key}: *(\[\[.*?\]\]|\[.*?\]|[^\s,{{}}#]+)", f"{key}: {_inline(value)}"
+        if not re.search(rf"\b{key}:", old):  # a new one stands before the method
+            place, new = r"\b(?=method:)", f"{new}{between}"
+        parts = re.split(rf"^([^#\n]*?){place}", old, maxsplit=1, flags=re.M)
+        if len(parts) == 1:
+            return None
+        old = f"{parts[0]}{parts[1]}{new}{parts[-1]}"
     return old
-
-
-def _start(node: Node) -> tuple[int, int]:
-    return node.span.line, node.span.column

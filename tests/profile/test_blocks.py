@@ -46,10 +46,11 @@ def test_a_block_keeps_every_key_that_has_a_value(write: Write) -> None:
          f"2:23 SD006 `speculation.method` must be {_ALL}; found `medusa` | vLLM 0.33 removed it; heads for"
          " `eagle3` or `mtp` took its place"),
         ("{method: ngram, num_speculative_tokens: 4, model: x}",
-         "2:57 SD005 `model` is a key of `draft_model`, and has no effect with `ngram` | leave it out"),
+         "2:57 SD005 unknown key `model` in `speculation` (method `ngram`)"
+            " | leave it out: it has no effect with this method"),
         ("{method: eagle3, model: x, use_heterogeneous_vocab: true}",
-         "2:41 SD005 `use_heterogeneous_vocab` is a key of `draft_model`, and has no effect with `eagle3`"
-         " | leave it out"),
+         "2:41 SD005 unknown key `use_heterogeneous_vocab` in `speculation` (method `eagle3`)"
+            " | leave it out: it has no effect with this method"),
         ("{method: eagle3, model: x, tensor_parallel_size: 2}",
          "2:41 SD005 unknown key `tensor_parallel_size` in `speculation` (method `eagle3`)"
          " | did you mean `draft_tensor_parallel_size`?"),

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, TOP
+from specserve.profile.keys import SCHEMA as _SCHEMA
 from specserve.profile.load import examine
-from specserve.profile.schema import SECTIONS, Expectation, defaults_of, json_schema
+from specserve.profile.schema import SECTIONS, Expectation, defaults_of
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
-_SCHEMA = json_schema()
 _VALIDATOR = jsonschema.Draft202012Validator(_SCHEMA)
 
 

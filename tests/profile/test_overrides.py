@@ -84,8 +84,8 @@ def test_a_value_knows_that_it_came_from_the_command_line(write: Write) -> None:
         ),
         (
             "speculation={method: suffix, model: x}",
-            "--set speculation:1:18 SD005 `model` is a key of `draft_model`, and has no effect with"
-            " `suffix` | leave it out",
+            "--set speculation:1:18 SD005 unknown key `model` in `speculation` (method `suffix`)"
+            " | leave it out: it has no effect with this method",
         ),
     ],
 )

@@ -107,7 +107,7 @@ FLOW = """\
 
 def changed(text: str, profile: Profile, wanted: Mapping[str, Any] | None, *, remark: str) -> str:
     inherited = jsonable(profile.speculation.keys) if profile.speculation else {}
-    return with_section(text, "speculation", wanted, inherited=inherited, remark=remark)
+    return with_section(text, "speculation", wanted, inherited, remark=remark)
 
 
 def rewritten(tmp_path: Path, text: str, wanted: Mapping[str, Any] | None) -> str:
@@ -206,18 +206,6 @@ LISTED = """\
     # about the engine
     engine: {max_num_seqs: 4}
     """
-
-
-@pytest.mark.parametrize("ranges", [None, [[1, 2, 5], [3, 8, 0]]])
-def test_a_schedule_in_lines_of_its_own_leaves_the_comments_behind_it(
-    tmp_path: Path, ranges: list[list[int]] | None
-) -> None:
-    wanted: dict[str, Any] = {"method": "draft_model", "model": "small", "num_speculative_tokens": 5}
-    if ranges is not None:
-        wanted["num_speculative_tokens_per_batch_size"] = ranges
-    after = rewritten(tmp_path, LISTED, wanted)
-    assert "  # about the draft\n  model: small\n" in after
-    assert "# about the engine\n" in after
 
 
 @settings(max_examples=25, deadline=None)

@@ -27,7 +27,7 @@ def test_the_pages_are_those_of_the_program() -> None:
     done = subprocess.run(
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "3 pages\n")
+    assert (done.returncode, done.stdout) == (0, "5 pages\n")
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
