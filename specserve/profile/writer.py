@@ -188,10 +188,11 @@ def _edited(old: str, changes: Mapping[str, Any]) -> str | None:
     indent = re.search(r"\n +(?=\w)", old)
     between = indent[0] if indent else ", "
     for key, value in changes.items():
-        place, new = rf"\b{key}: *(\[\[.*?\]\]|\[.*?\]|[^\s,{{}}#]+)", f"{key}: {_inline(value)}"
-        if not re.search(rf"\b{key}:", old):  # a new one stands before the method
-            place, new = r"\b(?=method:)", f"{new}{between}"
-        parts = re.split(rf"^([^#\n]*?){place}", old, maxsplit=1, flags=re.M)
+        word, new = rf"\b{re.escape(key)}:", f"{key}: {_inline(value)}"
+        place = rf"^([^#\n]*?){word} *(?:\[\[.*?\]\]|\[.*?\]|{{[^{{}}]*}}|[^\s,{{}}#]+)"
+        if not re.search(word, old):  # a new one stands first
+            place, new = r"\A(\w+ *:(?: *{|.*\n +))", f"{new}{between}"
+        parts = re.split(place, old, maxsplit=1, flags=re.M)
         if len(parts) == 1:
             return None
         old = f"{parts[0]}{parts[1]}{new}{parts[-1]}"

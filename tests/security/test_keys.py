@@ -248,7 +248,6 @@ PASS_IT_ON = {
     "serve/process.py": "to vLLM",
     "checks/oraclechild.py": "to the child that asks vLLM",
     "measure/bench/generator.py": "to the child that sends the load, without keys that no variant needs",
-    "plan/locking.py": "to look for the Hub's cache",
     "plan/uses.py": "to look for the Hub's cache",
     "checks/rules/site.py": "to look for the Hub's cache",
 }
