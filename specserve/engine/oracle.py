@@ -33,6 +33,18 @@ _AT_ONCE = 2
 _ANSWER = "answer.json"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """A fork has the thread that made it and no other, and waits for ever for a pool that it lacks."""
+_ASKED_OF_EACH = (
+    "specserve.engine.launching",
+    "vllm.compilation.backends",
+    "vllm.compilation.passes.pass_manager",
+    "vllm.model_executor.models.llama_eagle3",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.core.single_type_kv_cache_manager",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.gpu.model_runner",
+)
+"""What nearly every question makes vLLM import: once here, and not in each fork."""
 
 
 def serve_parser() -> Any:
@@ -70,13 +82,22 @@ def answer(parser: Any, requests: Iterable[dict[str, Any]], lines: JsonLines) ->
             lines.write({"id": request["id"], **said})
 
 
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """For `torch.compile`: preparing takes a quarter of a question, and nothing runs."""
+    return model if model is not None else (lambda function: function)
+
+
 def _forked(parser: Any, request: dict[str, Any]) -> int:
     """The process that judges: it leaves its answer in the folder, and nothing else."""
-    from specserve.engine.judging import LAUNCHING, judge
+    import torch
+
+    from specserve.engine.judging import judge
     from specserve.engine.pretend import see
 
-    with contextlib.suppress(ImportError):
-        importlib.import_module(LAUNCHING)  # once, and not in each fork
+    torch.compile = _uncompiled
+    for name in _ASKED_OF_EACH:
+        with contextlib.suppress(Exception):  # what is not here as there is told by who asks for it
+            importlib.import_module(name)
     if pid := os.fork():
         return pid
     try:
