@@ -179,6 +179,12 @@ def value_problems(
     ):
         message = f"{quoted(value)} is not a `{name}` of vLLM's own; only a plug-in can add it"
         help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
+    elif (
+        argument.form == "many"
+        and len(value) > 1
+        and any(isinstance(each, str) and each.startswith("-") for each in value)
+    ):
+        message = f"no item of `{name}` may begin with a dash: vLLM would take it for an option"
     elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
         message = f"`{name}` must be {broken}; found {quoted(str(value))}"
     if message:

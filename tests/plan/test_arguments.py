@@ -76,6 +76,7 @@ def test_no_text_becomes_an_option_of_its_own(text: str) -> None:
         ("engine: {max_num_sequences: 6}", "no engine argument `max_num_sequences`", "did you mean `max_num_seqs`?"),
         ("engine: {max-num-seqs: 6}", "no engine argument `max-num-seqs`", "Python name: `max_num_seqs`"),
         ("engine: {--max-num-seqs: 6}", "no engine argument `--max-num-seqs`", "Python name: `max_num_seqs`"),
+        ('frontend: {lora_modules: ["a=b", "--help=p"]}', "may begin with a dash", None),
         ("engine: {no_enable_prefix_caching: true}", "`no_enable_prefix_caching`", "`enable_prefix_caching: false`"),
         ("engine: {chat_template: x}", "no engine argument `chat_template`", "write it under `frontend`"),
         ("frontend: {max_num_seqs: 3}", "no frontend argument `max_num_seqs`", "write it under `engine`"),
