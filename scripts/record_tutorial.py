@@ -66,14 +66,14 @@ first line answers; `-v` shows what the answer rests on.""",
     Step("""\
 ## 3. Start it
 
-`up` checks again, starts vLLM and reports the server ready after it has answered a request. `--detach` leaves it
-running (if port 8000 is taken, add `--port 0`, which finds a free one):""", "specserve up configs/demo.yaml --detach"),
+`up` checks again, starts vLLM and reports the server ready as soon as it answers. `--detach` leaves it running (if port
+8000 is taken, add `--port 0`, which finds a free one):""", "specserve up configs/demo.yaml --detach"),
     Step("""\
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
          "specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
-`ps` lists detached servers, and which share of the draft tokens was accepted since each was ready:""",
+`ps` lists detached servers, and which share of all draft tokens each target has accepted:""",
          "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?

@@ -22,10 +22,10 @@ def lock(
     """Record the exact commits of a profile's models.
 
     The lock is the file NAME.lock.json beside NAME.yaml. It holds the commits, configurations,
-    tensor shapes and hashes of the models. `up`, `plan` and `generate` then use exactly these
-    files, and `check --locked` needs nothing else, but compares no tokenizers. For weights in a
-    directory, the lock records size and tensors. A lock that is up to date is not rewritten. With
-    HF_HUB_OFFLINE=1, lock reads only directories and the Hub cache.
+    tensor shapes and file sizes of the models; for a model in a directory, hashes of its small
+    files instead of a commit. `up`, `plan` and `generate` then use exactly these files, and `check
+    --locked` needs nothing else, but compares no tokenizers. A lock that is up to date is not
+    rewritten. With HF_HUB_OFFLINE=1, lock reads only directories and the Hub cache.
 
     \b
     specserve lock configs/llama70b-8b.yaml

@@ -78,8 +78,8 @@ def diff(
 ) -> None:
     """Compare two launches, and show where each value comes from.
 
-    diff compares arguments and environment, for the newest vLLM version that
-    both allow. The exit code is 0, as with `git diff`.
+    diff compares arguments and environment, for the newest vLLM version that both allow. The exit
+    code is 0, as with `git diff`.
 
     \b
     specserve diff configs/qwen3-8b-draft.yaml configs/qwen3-8b-dflash.yaml
