@@ -12,6 +12,7 @@ from specserve.checks.rules import all_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile, fingerprint
+from specserve.profile.secrets import hushed
 from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
 
@@ -129,7 +130,7 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
         rule.code,
         rule.name,
         severity,
-        found.message,
+        hushed(found.message),
         profile.key_span(found.path) if found.at_key else profile.span(found.path),
         label=found.label,
         related=tuple(Related(profile.span(path), label) for path, label in places),

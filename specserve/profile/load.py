@@ -13,7 +13,7 @@ from specserve.errors import ProfileError, UsageError, quoted, system_reason
 from specserve.profile.keys import TOP
 from specserve.profile.problems import Stop, ordered, problem
 from specserve.profile.schema import BASELINE, Profile
-from specserve.profile.source import parse, read, shown
+from specserve.profile.source import MAX_DEPTH, parse, read, shown
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, merged
 
@@ -54,7 +54,7 @@ def apply(tree: Node, settings: Iterable[str]) -> Node:
     for setting in settings:
         path, sign, text = setting.partition("=")
         keys, file = path.split("."), f"--set {path}"
-        if not sign or not all(key.strip() for key in keys):
+        if not sign or not all(key.strip() for key in keys) or len(keys) > MAX_DEPTH:
             raise UsageError(f"`--set` takes `key.path=value`; found {quoted(setting)}")
         if keys[0] == "extends":
             raise UsageError("`--set extends` has no effect", hint="edit the file")
@@ -88,11 +88,8 @@ def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Fin
     `folder` is where the file's relative paths begin; a profile from stdin (`-`) has no file of
     its own. Raises Stop for a parent that cannot be used.
     """
-    root, found, above = (
-        _root(folder),
-        list[Finding](),
-        "" if file == "-" else str(Path(file).parent),
-    )
+    root, found = _root(folder), list[Finding]()
+    above = "" if file == "-" else str(Path(file).parent)
     trees = [absolute_paths(tree, folder=folder)]
     while (node := (trees[-1].mapping or {}).get("extends")) and node.value is not None:
         written = str(node.value).strip() if isinstance(node.value, str) else ""
@@ -175,8 +172,7 @@ def examine(
     except Stop as stop:
         return None, ordered([*found, stop.finding])
     profile, problems = read_profile(apply(tree, settings), file=file)
-    found += more
-    return (None if found else profile), ordered([*found, *problems])
+    return (None if found or more else profile), ordered([*found, *more, *problems])
 
 
 def with_alternative(profile: Profile, name: str | None) -> Profile:

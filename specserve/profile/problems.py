@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specserve.diagnostics import Code, Finding, Severity, Span
+from specserve.profile.secrets import hushed
 
 NAMES = {
     "SD002": "unreadable-file",
@@ -28,7 +29,7 @@ class Stop(Exception):
 
 def problem(code: str, message: str, span: Span, **more: Any) -> Finding:
     """An error of the file itself, with `help`, `related` places, or as a `policy`."""
-    return Finding(code, NAMES[code], Severity.ERROR, message, span, **more)
+    return Finding(code, NAMES[code], Severity.ERROR, hushed(message), span, **more)
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

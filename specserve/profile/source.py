@@ -72,7 +72,8 @@ class Builder:
         self.file = file
         self.findings: list[Finding] = []
         self.count = 0
-        self.anchors: dict[str, tuple[Node, int]] = {}
+        self.anchors: dict[str, tuple[Node, int, int]] = {}
+        self.deepest = 0
         self.events: Iterator[Any] = iter(())
 
     def documents(self, text: str, *, most: int = MAX_VALUES) -> Iterator[Node]:
@@ -94,10 +95,13 @@ class Builder:
         known = self.anchors.get(str(event.anchor)) if is_alias else None
         before = self.count
         self.count += known[1] if known else 1
+        depth += known[2] if known else 0  # an alias may stand in what another one brings in
+        self.deepest, outside = depth, self.deepest
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
             limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
             raise self.stop(f"the file has more than {limit}, the limit for a profile", event)
         if known:
+            self.deepest = max(depth, outside)
             return known[0]
         if is_alias:
             raise self.stop("the alias has no complete value before it", event)
@@ -117,7 +121,8 @@ class Builder:
             value, end = self.mapping(depth + 1)
         node = Node(value, self.span(start, end), raw=raw)
         if event.anchor:
-            self.anchors[event.anchor] = node, self.count - before
+            self.anchors[event.anchor] = node, self.count - before, self.deepest - depth
+        self.deepest = max(self.deepest, outside)
         return node
 
     def mapping(self, depth: int) -> tuple[dict[str, Node], Any]:

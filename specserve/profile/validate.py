@@ -16,6 +16,7 @@ from specserve.profile import keys
 from specserve.profile.keys import ELSEWHERE, EVERY_KEY, KINDS, TOP, Key, kind_of, words
 from specserve.profile.problems import problem
 from specserve.profile.schema import SECTIONS, Profile, Speculation
+from specserve.profile.secrets import names_a_secret
 from specserve.profile.source import shown
 from specserve.profile.values import Node
 from specserve.vllm.arguments import human_int
@@ -42,13 +43,8 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
     if any(not finding.policy for finding in reader.found):
         return None, reader.found
     values.pop("extends", None)
-    spans: dict[str, Span] = {}
-    key_spans: dict[str, Span] = {}
-    for path, node in tree.walk():
-        spans[path] = _at_path(node.span, path)
-        if node.key:
-            key_spans[path] = _at_path(node.key, path)
-    del spans[""]
+    spans = {path: _at_path(node.span, path) for path, node in tree.walk() if path}
+    key_spans = {path: _at_path(node.key, path) for path, node in tree.walk() if node.key}
     profile = Profile(
         **{"file": file, "name": name_of(file), **values},
         spans=MappingProxyType(spans),
@@ -81,7 +77,8 @@ class _Reader:
 
     def unfit(self, node: Node, key: Key, path: str, **more: Any) -> None:
         """Takes a value that is not what its key takes."""
-        found = "" if "writeOnly" in key else f"; found {shown(node)}"
+        is_secret = "writeOnly" in key or names_a_secret(path.rpartition(".")[2])
+        found = "" if is_secret else f"; found {shown(node)}"
         text = f"{quoted(path)} must be {words(key)}{found}"
         self.wrong("SD006", text, node.span, path, **more)
 

@@ -31,7 +31,7 @@ class _Sources:
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self._files: dict[str, list[str]] = {}
-        self._hidden = [each.span for each in findings if each.name == "secret-in-profile"]
+        self._hidden = [each.span for each in findings if _points_to_secret(each)]
 
     def line(self, span: Span) -> str:
         """Returns the line of a span with secrets starred out, empty where there is none."""
@@ -53,6 +53,13 @@ class _Sources:
                 end = secret.end_column - 1 if secret.end_line == span.line else len(text)
                 text = text[:start] + "*" * len(text[start:end]) + text[end:]
         return hushed(text).replace("\t", " ")
+
+
+def _points_to_secret(finding: Finding) -> bool:
+    """Whether a finding is of a secret, or of one where only a variable's name may stand."""
+    key = finding.span.path.rpartition(".")[2]
+    is_key = key == "api_key_env" or names_a_secret(key)
+    return finding.name == "secret-in-profile" or (finding.name == "wrong-value" and is_key)
 
 
 def _continues_secret(lines: Sequence[str], at: int) -> bool:

@@ -37,6 +37,8 @@ class Output:
     """
 
     def __init__(self, path: Path, *, origin: str) -> None:
+        if not path.name:
+            raise UsageError(f"`{path}` is not the name of a file", hint="use another `-o`")
         self._path = path
         self.partial = path.with_name(f"{path.name}.partial")
         if path.exists() or self.partial.is_symlink():
@@ -48,6 +50,7 @@ class Output:
             for statement in (
                 "PRAGMA locking_mode = EXCLUSIVE",
                 "PRAGMA synchronous = OFF",
+                "BEGIN EXCLUSIVE",  # else a second run resumes too, and neither can write
                 "CREATE TABLE IF NOT EXISTS done (line INTEGER PRIMARY KEY, record TEXT)",
                 "CREATE TABLE IF NOT EXISTS made_from (origin TEXT)",
             ):
@@ -60,6 +63,7 @@ class Output:
                     f"`{self.partial}` was made from another input, profile or other options",
                     hint="delete it to start over, or use another `-o`",
                 )
+            self._base.execute("COMMIT")
             self.done = {line for (line,) in self._base.execute("SELECT line FROM done")}
             undo.pop_all()
 

@@ -101,8 +101,12 @@ def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
             "a: [" + "1," * 100_000,
             "1:39999 SD002 the file has more than 20,000 values, the limit for a profile",
         ),
+        (
+            f"a: &a {'[' * 40}{']' * 40}\nb: &b {'[' * 12}*a{']' * 12}\nc: [*b]",
+            "2:19 SD002 the file has more than 50 levels, the limit for a profile",
+        ),
     ],
-    ids=["lists", "mappings", "dashes", "wide"],
+    ids=["lists", "mappings", "dashes", "wide", "aliases"],
 )
 def test_what_nests_or_spreads_without_end_is_refused_before_it_hurts(
     problems: Problems, text: str, told: str

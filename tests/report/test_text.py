@@ -106,6 +106,7 @@ def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_lines_of_what_has_no_file_are_those_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specserve.profile.source._KEPT", {})
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a: 1\r\nb: x\n")))
     assert read("-") == b"a: 1\r\nb: x\n"
     assert plain(finding(Path("-"), 2, 4, 5)).splitlines()[3:] == ["2 | b: x", "  |    ^"]
@@ -133,6 +134,11 @@ def test_a_number_of_tokens_is_no_secret(write: Write, line: str) -> None:
         "server: {api_key: zzsecretzz99}",
         "frontend: {api_key: zzsecretzz99}",
         "engine: {hf_token: zzsecretzz99}",
+        "server: {api_key_env: zzsecretzz-99}",
+        "server: {port: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
+        "env: {DB_PASSWORD: {a: zzsecretzz99}}",
+        'env: {DB_PASSWORD: "zzsecretzz99\\0"}',
+        "name: hf_zzsecretzz99aaaaaaaaaaaaaaaa",
     ],
 )
 def test_a_secret_is_shown_in_no_line_and_no_form(write: Write, line: str) -> None:

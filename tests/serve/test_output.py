@@ -116,11 +116,17 @@ def test_a_file_that_is_no_database_is_neither_resumed_nor_dropped(tmp_path: Pat
 
 
 def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
-    output = opened(tmp_path / "out.jsonl")
-    with pytest.raises(UsageError, match="another `specserve generate` is writing"):
-        opened(tmp_path / "out.jsonl")
-    output.close()
-    opened(tmp_path / "out.jsonl").close()
+    for _ in ("new", "resumed"):
+        output = opened(tmp_path / "out.jsonl")
+        with pytest.raises(UsageError, match="another `specserve generate` is writing"):
+            opened(tmp_path / "out.jsonl")
+        output.close()
+
+
+def test_what_is_not_the_name_of_a_file_is_a_usage_error() -> None:
+    for name in ("", "/", "."):
+        with pytest.raises(UsageError, match="is not the name of a file"):
+            opened(Path(name))
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
