@@ -15,6 +15,7 @@ import yaml
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.source import COMMAND
 from specserve.profile.values import Node
+from specserve.vllm.arguments import human_int
 
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
@@ -191,6 +192,10 @@ def plain(node: Node) -> Any:
     return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
 
 
+_NUMBERS = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<=[:\[,\s])(\d+(?:\.\d+)?[kKmMgGtT])(?=\s*[,\]}])""")
+"""`80m`, which vLLM takes without quotes in the JSON of a class, and what stands in quotes."""
+
+
 def repaired_json(text: str) -> str | None:
     """The JSON of `image=4,video=1`, as earlier vLLMs took it, or of a mapping in Python or YAML; else None."""
     if _PAIRS.fullmatch(text):
@@ -198,6 +203,7 @@ def repaired_json(text: str) -> str | None:
         return json.dumps({name: int(number) for name, number in items})
     if OBJECT.fullmatch(text) and not re.search("[$&]", text):  # `&`: an alias could grow without bounds
         with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
-            made = json.dumps(yaml.safe_load(text), allow_nan=False)
+            plain = _NUMBERS.sub(lambda found: found[1] or str(human_int(found[2]) or found[2]), text)
+            made = json.dumps(yaml.safe_load(plain), allow_nan=False)
             return None if re.search('null|"None"', made) else made  # `{key:value}` is a key without a value
     return None

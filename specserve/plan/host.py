@@ -156,7 +156,9 @@ def kv_cache_bytes(arguments: Mapping[str, object], env: Mapping[str, object]) -
     if type(value) is int:
         return value
     space = env.get("VLLM_CPU_KVCACHE_SPACE")
-    return int(space) * _GIB or None if isinstance(space, str) and space.strip().isdigit() else None
+    return (
+        int(space) * _GIB or None if isinstance(space, str) and space.strip().isdecimal() else None
+    )
 
 
 def server_bytes(plan: LaunchPlan) -> float:

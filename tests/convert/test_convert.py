@@ -159,6 +159,13 @@ def test_a_level_of_compilation_becomes_a_mode(made: Callable[..., Profile]) -> 
     assert made("vllm serve org/m --compilation-config 3").engine == {"compilation_config": {"mode": 3}}
 
 
+def test_a_number_with_a_suffix_in_json_is_one_without_quotes_only(made: Callable[..., Profile]) -> None:
+    text = '{"cpu_bytes_to_use": 80m, "name": "1k", "most": 2K}'
+    config = {"cpu_bytes_to_use": 80_000_000, "name": "1k", "most": 2048}
+    given = made(f"vllm serve org/m --additional-config '{text}'").engine["additional_config"]
+    assert given == config
+
+
 def test_the_key_is_named_once(made: Callable[..., Profile]) -> None:
     text = 'export VLLM_API_KEY="${KEY}"\nvllm serve org/m --api-key "$VLLM_API_KEY"\n'
     assert made(text).server.api_key_env == "KEY"
