@@ -87,7 +87,10 @@ class Output:
         self.done.add(body["index"])
 
     def complete(self) -> tuple[str, ...]:
-        """Write OUT.jsonl in the order of the input; returns the errors in it."""
+        """Write OUT.jsonl in the order of the input; returns the errors in it.
+
+        Raises FactError if the disk is full, UsageError if the file is there by now.
+        """
         ordered, errors = self._path.with_name(f"{self._path.name}.ordered"), []
         with self._changing():
             ordered.unlink(missing_ok=True)
@@ -97,6 +100,10 @@ class Output:
                     errors += [error] if (error := json.loads(record).get("error")) else []
                 file.flush()
                 os.fsync(file.fileno())
+            if self._path.exists():  # somebody wrote it meanwhile
+                ordered.unlink()
+                hint = f"move it away; the same command then completes `{self.partial}`"
+                raise UsageError(f"`{self._path}` exists already", hint=hint)
             ordered.replace(self._path)
             self.partial.unlink()
         return tuple(errors)

@@ -115,6 +115,18 @@ def test_a_file_that_is_no_database_is_neither_resumed_nor_dropped(tmp_path: Pat
     assert partial.read_bytes() == b"precious " * 100
 
 
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    output = opened(path)
+    path.write_text("precious")
+    with pytest.raises(UsageError, match="exists already"):
+        output.complete()
+    output.close()
+    assert path.read_text() == "precious"
+    path.unlink()
+    assert finish(path) == WHOLE
+
+
 def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
     for _ in ("new", "resumed"):
         output = opened(tmp_path / "out.jsonl")
