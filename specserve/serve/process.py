@@ -131,11 +131,9 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     for name, value in env.items():
         if isinstance(value, FromEnv):
             if not os.environ.get(value.name):
-                raise UsageError(
-                    f"the environment variable `{value.name}` is not set",
-                    hint=f"the profile reads the server's `{name}` from it:"
-                    f" run `export {value.name}=…`",
-                )
+                text = f"the environment variable `{value.name}` is not set"
+                why = f"the profile reads the server's `{name}` from it"
+                raise UsageError(text, hint=f"{why}: run `export {value.name}=…`")
             resolved[name] = os.environ[value.name]
         else:
             resolved[name] = value

@@ -100,10 +100,8 @@ def default_name(profile_name: str, *, variant: str | None) -> str:
 def path_of(name: str) -> Path:
     """The file of one server. Raises UsageError for what cannot be a name."""
     if not NAME.fullmatch(name):
-        raise UsageError(
-            f"{quoted(name)} is not a valid server name",
-            hint="use at most 63 lower-case letters, digits and `-`, such as `demo-2`",
-        )
+        hint = "use at most 63 lower-case letters, digits and `-`, such as `demo-2`"
+        raise UsageError(f"{quoted(name)} is not a valid server name", hint=hint)
     return state_folder() / "servers" / f"{name}.json"
 
 
@@ -182,8 +180,7 @@ def from_json(text: str) -> Record:
     content = {name: _tuples(value) for name, value in json.loads(text).items()}
     ended = content.pop("ended")
     record = Record(**content, ended=Ended(**ended) if ended else None)
-    leaders = () if record.leader is None else (record.leader,)
-    for pid, since in (record.watcher, *leaders, *record.members):
+    for pid, since in filter(None, (record.watcher, record.leader, *record.members)):
         # signals are sent to what it names, and 1 is init
         if not (type(pid) is type(since) is int and 1 < pid < 1 << 31):
             raise ValueError("a process id is out of range")

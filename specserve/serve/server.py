@@ -199,10 +199,8 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     try:
         found = holder(plan.host, plan.port) if plan.answers else None
     except OSError as error:
-        raise UsageError(
-            f"cannot listen on `{plan.host}`: {error.strerror or error}",
-            hint="correct `server.host` in the profile",
-        ) from error
+        text = f"cannot listen on `{plan.host}`: {error.strerror or error}"
+        raise UsageError(text, hint="correct `server.host` in the profile") from error
     if found is not None:
         hint = "use `--port 0` for a free one; `specserve ps` lists detached servers"
         raise LaunchError(f"port {plan.port} is taken by {found}", hint=hint)
