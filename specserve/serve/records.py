@@ -180,7 +180,7 @@ def from_json(text: str) -> Record:
     content = {name: _tuples(value) for name, value in json.loads(text).items()}
     ended = content.pop("ended")
     record = Record(**content, ended=Ended(**ended) if ended else None)
-    for pid, since in filter(None, (record.watcher, record.leader, *record.members)):
+    for pid, since in (record.watcher, *filter(None, [record.leader]), *record.members):
         # signals are sent to what it names, and 1 is init
         if not (type(pid) is type(since) is int and 1 < pid < 1 << 31):
             raise ValueError("a process id is out of range")
