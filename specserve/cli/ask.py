@@ -118,7 +118,7 @@ def generate(
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
-    cat in.jsonl | specserve generate demo.yaml - -o out.jsonl --alternative baseline
+    cat in.jsonl | specserve generate demo.yaml - -o out.jsonl
     """
     from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions

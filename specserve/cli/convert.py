@@ -20,7 +20,7 @@ def convert(
     source: Annotated[list[str], argument("FILE", _SOURCE)],
     *,
     output: Annotated[str | None, option("PROFILE", _OUTPUT, "--output", "-o")] = None,
-    pick: Annotated[str | None, option("NAME", _PICK)] = None,
+    pick: Annotated[str | None, option("NAME", _PICK, "--pick")] = None,
 ) -> None:
     """Turn an old launch (a command, script or program) into a profile.
 

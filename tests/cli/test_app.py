@@ -73,7 +73,7 @@ def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, argumen
         (["lint", "--bogus", DEMO], "no such option: --bogus"),
         (["--verison"], "no such option: --verison\n\nhint: did you mean `--version`?"),
         (["lint", "--formt", "json", DEMO], "no such option: --formt\n\nhint: did you mean `--format`?"),
-        (["up", "configs/dmo.yaml"], "= help: did you mean `configs/demo.yaml`?"),
+        (["up", "configs/dmo.yaml"], "error[SD002]: cannot read the file: no such file"),
         (["lint", "demo/draft"], "hint: a profile is a *.yaml or *.yml with a top-level `target` or"),
         (["lint", "--format", "xml", DEMO], "xml"),
         (["up", DEMO, "--port", "70000"], "--port"),

@@ -20,11 +20,11 @@ TEXT = """
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "nodes, and each node needs its own command"),
+        ([], "each of 2 nodes needs a command"),
         (["--node-rank", "0"], ": each node needs the address of node 0"),
         (
             ["--node-rank", "2", "--set", "engine.master_addr=10.0.0.1"],
-            "there is no node 2: the profile has 2 nodes",
+            "there is no node 2",
         ),
         (["--node-rank", "1", "--detach"], "`--node-rank` and `--detach` cannot be combined"),
     ],
@@ -59,5 +59,5 @@ def test_the_plan_shows_the_command_of_every_node(
 @pytest.mark.installed
 def test_other_commands_say_that_they_are_for_one(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
-    with pytest.raises(UsageError, match="is for 2 nodes"):
+    with pytest.raises(UsageError, match="each of 2 nodes needs a command"):
         run(["generate", str(write(TEXT)), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")])

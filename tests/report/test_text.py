@@ -13,8 +13,8 @@ import pytest
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.profile import source
 from specserve.profile.secrets import masked
-from specserve.profile.source import read
 from specserve.report.findings import concise, render, summary
 from specserve.report.text import Column, Table
 
@@ -106,9 +106,9 @@ def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_lines_of_what_has_no_file_are_those_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specserve.profile.source._KEPT", {})
+    monkeypatch.setattr(source, "_KEPT", {})
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a: 1\r\nb: x\n")))
-    assert read("-") == b"a: 1\r\nb: x\n"
+    assert source.read("-") == b"a: 1\r\nb: x\n"
     assert plain(finding(Path("-"), 2, 4, 5)).splitlines()[3:] == ["2 | b: x", "  |    ^"]
 
 
