@@ -63,9 +63,6 @@ def test_a_server_is_left_and_its_engines_death_is_told_though_vllm_leaves_with_
                 up.url,
             ]
             assert command(up, *asked).returncode == 0
-            compared = command(up, "diff", str(up.profile), "tiny")
-            assert compared.returncode == 0, compared.stderr
-            assert "\narguments\n" not in f"\n{compared.stdout}"
             processes = members(server)
             engine = next(item for item in processes if "EngineCore" in " ".join(item.cmdline()))
             engine.send_signal(signal.SIGSTOP)
