@@ -10,6 +10,7 @@ import typer
 
 from specserve.cli import options
 from specserve.cli.options import flag, option, refuse_alone
+from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Deployment
@@ -52,6 +53,8 @@ def render(
     from specserve.report.launch import print_files, say_stale, say_written
 
     refuse_alone("-o DIR", output is not None, check=check)
+    if image is not None and to not in ("compose", "kubernetes"):
+        raise UsageError(f"`--image` is for compose and kubernetes: `--to {to}` names no image")
     made_of = partial(_deployment, profile, image, tuple(settings or ()))
     made = made_of(alternative)
     if canary is not None:

@@ -24,7 +24,7 @@ _FINISHED = "request_success_total"
 _TPOT = "request_time_per_output_token_seconds"
 _CANARY_REQUESTS = {"10m": 100, "30m": 300, "2h": 1500}
 """Requests that each server must finish in the window."""
-_HEAD = """\
+HEAD = """\
 Alerts on speculative decoding, from vLLM's own counters; goes into `rule_files` of prometheus.yml.
 Written by specserve; `promtool check rules FILE` reads it."""
 
@@ -32,11 +32,6 @@ Written by specserve; `promtool check rules FILE` reads it."""
 def dashboard() -> str:
     """Return the dashboard as JSON, to be imported in Grafana 10 or later."""
     return (files("specserve.deploy") / "dashboard.json").read_text(encoding="utf-8")
-
-
-def alert_rules(profile: Profile | None = None) -> str:
-    """Return a rule file in YAML; with a profile also its promises, for the served name."""
-    return yaml_text({"groups": alert_groups(profile)}, head=_HEAD)
 
 
 def alert_groups(profile: Profile | None = None) -> list[dict[str, Any]]:
@@ -224,7 +219,7 @@ def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     }
     texts = {
         "prometheus.yml": yaml_text(prometheus, head=made.head),
-        "specserve.rules.yml": yaml_text({"groups": groups}, head=_HEAD),
+        "specserve.rules.yml": yaml_text({"groups": groups}, head=HEAD),
         "dashboard.json": dashboard(),
     }
     return tuple(Artifact(path, text, alone=False) for path, text in texts.items())

@@ -104,7 +104,7 @@ def test_what_could_be_pinned_or_guarded_is_told(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "options",
-    [["--check"], ["--image", "no image"]],
+    [["--check"], ["--image", "vllm/vllm-openai:v0.33.0"]],
 )
 def test_options_that_make_no_sense_are_refused(options: list[str]) -> None:
     with pytest.raises(UsageError):

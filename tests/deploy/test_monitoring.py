@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.deploy.monitoring import alert_rules, canary_alerts, dashboard
+from specserve.deploy.monitoring import HEAD, alert_groups, canary_alerts, dashboard
 from specserve.profile.schema import Profile
+from specserve.profile.writer import yaml_text
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "specserve" / "deploy"
@@ -31,6 +32,11 @@ expect:
   - {workload: code, concurrency: 4, min_mean_acceptance_length: 3.0, min_acceptance_rate: 0.5}
 """
 MakeProfile = Callable[[str], Profile]
+
+
+def alert_rules(profile: Profile | None = None) -> str:
+    """The rule file as `render --to monitoring` writes it."""
+    return yaml_text({"groups": alert_groups(profile)}, head=HEAD)
 
 
 def queries() -> list[str]:
