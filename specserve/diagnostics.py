@@ -40,8 +40,7 @@ class Span:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True)
-class Related:
+class Related(NamedTuple):
     """A second place that a finding points to, with a few words on what stands there."""
 
     span: Span
@@ -70,8 +69,7 @@ class Finding:
         return (self.span.file, self.span.line, self.span.column, self.code)
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A group of rules that did not run, or not on everything, and why: never the same as ok."""
 
     profile: str

@@ -17,7 +17,7 @@ from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
 
 UNUSED_IGNORE = Code("SD100", "unused-ignore", Severity.WARNING)
-_COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
+_COMMENT = r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]"
 _BY_VLLM, _REFUSED = "SD5", "SD501"
 """What vLLM says, and its refusal, which stands beside whatever else is found there."""
 _OF_READING = "SD290"
@@ -190,7 +190,7 @@ def _comments(file: str) -> dict[tuple[str, int, str], Span]:
         return {}  # an override of the command line, or no longer there
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        for comment in _COMMENT.finditer(line):
+        for comment in re.finditer(_COMMENT, line):
             for match in re.finditer(r"[A-Z0-9]+", comment[1]):
                 first, last = (comment.start(1) + at + 1 for at in match.span())
                 found[(file, number, match[0])] = Span(file, number, first, number, last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 def main() -> NoReturn:
     """Run the command line; never returns and never shows a traceback."""
+    gc.set_threshold(100_000)  # what is imported stays: looking for garbage in it takes time
     _open_streams()
     try:
         code = _run(sys.argv[1:])

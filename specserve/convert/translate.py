@@ -47,11 +47,11 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
         ours = {**table.engine, **table.frontend}.get((item.now or ".").split(".")[1])
         argument = Argument(name, flag_of(name), "bool" if flag else "str", "flag" if flag else "value")
         if name in sglang.ARGUMENTS and not (ours and item.values is None):
-            argument = replace(sglang.ARGUMENTS[name], choices=())
+            argument = sglang.ARGUMENTS[name]._replace(choices=())
         elif ours and item.values is None:
-            argument = replace(ours, name=name, flag=flag_of(name))
+            argument = ours._replace(name=name, flag=flag_of(name))
         elif not flag and (item.now or "").endswith(("_tokens", "_parallel")):
-            argument = replace(argument, kind="int")
+            argument = argument._replace(kind="int")
         for spelling in (name, *item.aliases):
             known[flag_of(spelling)] = (argument, False)
     return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from specserve.errors import UsageError, gib, quoted
 
 CPU = "cpu"
-_MACHINE = re.compile(r"(?:(?:(\d{1,6})x)?(\d{1,6})x)?([A-Za-z].*)", re.S)
+_MACHINE = r"(?s)(?:(?:(\d{1,6})x)?(\d{1,6})x)?([A-Za-z].*)"
 _SAME_SIZE = 0.06
 """NVML's total and the driver's usable total differ by less; the sizes of one product by more."""
 
@@ -70,9 +71,7 @@ class Machine:
 @lru_cache
 def catalogue() -> tuple[Accelerator, ...]:
     """Every accelerator with a name; `cpu`, which depends on the machine, is not among them."""
-    import tomllib
-
-    text = Path(__file__).with_name("accelerators.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")
     return tuple(
         Accelerator(
             name,
@@ -83,7 +82,7 @@ def catalogue() -> tuple[Accelerator, ...]:
             flops=row["tflops"] * 1e12 if "tflops" in row else None,
             devices=tuple(row["device"]),
         )
-        for name, row in tomllib.loads(text).items()
+        for name, row in json.loads(text)["accelerators"].items()
     )
 
 
@@ -101,7 +100,7 @@ def accelerator(name: str) -> Accelerator:
 
 def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Machine:
     """The machine of `[NODESx]COUNTxNAME`, such as `2x8xH200-141GB` or `cpu`. Raises UsageError."""
-    match = _MACHINE.fullmatch(text.strip())
+    match = re.fullmatch(_MACHINE, text.strip())
     nodes, count = (int(match[1] or 1), int(match[2] or 1)) if match else (0, 0)
     if not match or not (nodes and count):
         hint = "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"

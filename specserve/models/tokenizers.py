@@ -8,29 +8,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specserve.errors import FactError
 from specserve.models.config import text_config, whole
-from specserve.models.facts import TOKENIZER, ModelFacts
-from specserve.models.folder import MAX_BYTES, read_regular
+
+if TYPE_CHECKING:
+    from specserve.models.facts import ModelFacts
 
 _FILE = Path(__file__).with_name("families.json")
-_STORED = re.compile(
+_STORED = (
     r"[-_.](?:fp8|fp4|nvfp4(?:a16)?|mxfp[48](?:a16)?|int[48]|awq|gptq|autoround|quantized|dynamic|block|bnb|[48]bit|"
     r"w\d+a(?:fp)?\d+|bf16|fp16|hf|gguf|kv|marlin|sym|qat|g\d+|q\d\w*)(?=[-_.]|$)"
 )
 """A word of a repository's name that says how the weights are stored."""
-_NO_MODEL = re.compile(
-    r"[-_.](?:eagle[-.]?\d?|dflash\d?|medusa|speculator|draft|drafter|mtp|embedding|reranker)(?![a-z])"
+_NO_MODEL = (
+    r"[-_.](?:eagle[-.]?\d?|dflash\d?|medusa|speculator|draft|drafter|mtp|embedding|reranker)"
+    r"(?![a-z])"
 )
 """A word of a head, or of a model that generates nothing."""
-_COPY = re.compile(
-    r"(?:[-_.:](?:\d+[bmke]?|a\d+b?|v\d+|instruct|chat|it|base|thinking|preview|unsloth))*"
-)
+_COPY = r"(?:[-_.:](?:\d+[bmke]?|a\d+b?|v\d+|instruct|chat|it|base|thinking|preview|unsloth))*"
 """What may follow the model's name in that of a copy: a fine-tune may have tokens of its own."""
 
 
@@ -62,7 +61,7 @@ def _table() -> tuple[dict[str, TokenizerFamily | None], frozenset[str]]:
 
 def plain_name(model: str) -> str:
     """The repository's name in lower case, without its owner and words for a quantization."""
-    return _STORED.sub("", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
+    return re.sub(_STORED, "", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
 
 
 def tokenizer_family(model: str) -> TokenizerFamily | None:
@@ -70,13 +69,13 @@ def tokenizer_family(model: str) -> TokenizerFamily | None:
     families, copies = _table()
     owner, _, name = model.lower().partition("/")
     name = f"/{name}"
-    if _NO_MODEL.search(name):
+    if re.search(_NO_MODEL, name):
         return None
     start = _start(owner + name, families)
     if start is None and owner in copies:
-        name = _STORED.sub("", name)
+        name = re.sub(_STORED, "", name)
         start = _start(name, families)
-        start = start if start and _COPY.fullmatch(name, len(start)) else None
+        start = start if start and re.fullmatch(_COPY, name[len(start) :]) else None
     return families[start] if start else None
 
 
@@ -86,8 +85,7 @@ def _start(model: str, known: dict[str, Any]) -> str | None:
     return next((model[:end] for end in ends if model[:end] in known), None)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerComparison:
+class TokenizerComparison(NamedTuple):
     """Target against draft, by what each id means: vLLM hands the draft the target's ids."""
 
     verdict: Literal["identical", "different", "not_checked"]
@@ -123,15 +121,14 @@ def compare(
         ours = _read(tokenizer or target, size or draft_size)
         theirs = _read(draft, draft_size or size)
     except FactError as error:
-        return replace(found, verdict="not_checked", reason=error.message)
+        return found._replace(verdict="not_checked", reason=error.message)
     ids = ours.keys() | theirs.keys()
     differing = [index for index in ids if ours.get(index) != theirs.get(index)]
     if not differing:
         return found
     first = min(differing)
     shared = len({*map(_spaced, ours.values())} & {*map(_spaced, theirs.values())})
-    return replace(
-        found,
+    return found._replace(
         verdict="different",
         differing_ids=len(differing),
         differing_share=len(differing) / len(ids),
@@ -146,6 +143,9 @@ def _read(facts: ModelFacts, most: int | None) -> Mapping[int, str]:
 
     `most`: the size of the embedding; tokens that are added behind it are read by no model.
     """
+    from specserve.models.facts import TOKENIZER
+    from specserve.models.folder import MAX_BYTES, read_regular
+
     file = facts.files.get(TOKENIZER)
     if file is None or file.path is None:
         raise FactError(f"there is no `{TOKENIZER}` of `{facts.model}` at hand")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
-from specserve.plan.replacements import ARGUMENTS
 from specserve.profile import keys, schema
 from specserve.profile.schema import Profile
 from specserve.vllm.arguments import (
@@ -96,13 +94,15 @@ def _given(
         return ArgumentProblem(path, f"`{name}` is refused: {REFUSED[name]}", None, "refused")
     if name in known:
         is_plugged = given.get(_PLUGS.get(name, ""))
-        return path, replace(known[name], known=()) if is_plugged else known[name], value
+        return path, known[name]._replace(known=()) if is_plugged else known[name], value
     text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
     return ArgumentProblem(path, text, _guess(section, name, value, table), "unknown")
 
 
 def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     """What the author of an unknown argument may have meant."""
+    from specserve.plan.replacements import ARGUMENTS
+
     known = {**table.engine, **table.frontend}
     bare = name.removeprefix("--").replace("-", "_")
     if name in known:

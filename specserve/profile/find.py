@@ -11,7 +11,7 @@ from specserve.errors import UsageError
 from specserve.files import open_regular
 from specserve.profile.source import MAX_BYTES, keep, read
 
-_IS_PROFILE = re.compile(rb"""^[{ ]*["']?(target|extends|speculation)["']?[ \t]*:""", re.M)
+_IS_PROFILE = rb"""(?m)^[{ ]*["']?(target|extends|speculation)["']?[ \t]*:"""
 
 
 def find_profiles(
@@ -31,7 +31,7 @@ def find_profiles(
                 more = f" and {len(others) - 5} more YAML files" if len(others) > 5 else ""
                 text = f"`{'`, `'.join(others[:5])}`{more}"
                 warn(f"not judged, without a top-level `target` or `extends`: {text}")
-        elif re.search(r"[*?\[]", path) and not Path(path).exists():
+        elif any(sign in path for sign in "*?[") and not Path(path).exists():
             hint = "leave out its quotes, or name a folder"
             raise UsageError(f"no file is named `{path}`", hint=hint)
         for file in files:
@@ -62,6 +62,6 @@ def _is_profile(file: str) -> bool:
     """By its lines alone, so that invalid YAML is not passed over; what cannot be read is told."""
     try:
         with open_regular(Path(file)) as stream:
-            return bool(_IS_PROFILE.search(stream.read(MAX_BYTES)))
+            return bool(re.search(_IS_PROFILE, stream.read(MAX_BYTES)))
     except OSError:
         return True

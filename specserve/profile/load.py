@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,8 @@ def _absolute(node: Node, folder: Path) -> Node:
         return replace(node, value={key: _absolute(child, folder) for key, child in value.items()})
     if isinstance(value, list):
         return replace(node, value=[_absolute(child, folder) for child in value])
-    if not isinstance(value, str) or not re.match(r"\.{1,2}(/|$)|~/", value):
+    starts = ("./", "../", "~/")
+    if not isinstance(value, str) or not (value in (".", "..") or value.startswith(starts)):
         return node
     is_relative = value[0] == "."
     # Path's form raises where there is no home

@@ -18,17 +18,17 @@ _NAME = re.compile(
     r"(_?\d+)?$|(PASSWORDS?|PASSWD|PASSPHRASE|APIKEY)(_?\d+)?$"
 )
 # of a tokenizer, of a router or a cache, and of a compiler
-_OTHER_NAME = re.compile(
+_OTHER_NAME = (
     r"(?i)(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
     r"|(num|max|min)_(\w{1,40}_)?(tokens|keys)|(routing|meta|prefix|sort|cache|index)_keys?"
     r"|(pre|post|custom)_pass)$"
 )
 # no secret under any name: paths, references, switches, counts, placeholders
-_HARMLESS = re.compile(
+_HARMLESS = (
     r"(?is)[./~$<\[*].*|true|false|yes|no|on|off|none|null|empty|dummy|auto|[-+]?[\d.]{1,5}[kmg]?"
     r"|(bearer|basic)(\s+[$<{*].*)?"
 )
-_COUNT = re.compile(r"(?i)[-+]?[\d._,]{1,30}[kmg]?")
+_COUNT = r"(?i)[-+]?[\d._,]{1,30}[kmg]?"
 # tokens by the marks of their makers, headers of HTTP, and passwords within addresses
 _SHAPE = re.compile(
     r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}"
@@ -46,19 +46,19 @@ _VALUE = re.compile(
     r"""(?x) "([^"]{0,2000}) | '([^']{0,2000}) | \[([^\]]{0,2000})
         | ((?<=:\s)[^\s"'#,{}\[\]][^"'#,{}\[\]\n]{0,500}) | ([^\s"'#,;&{}\[\]]+)"""
 )
-_BROAD_NAME = re.compile(r"(?i)KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER")
+_BROAD_NAME = r"(?i)KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER"
 _LEAST = 6
 
 
 def names_a_secret(name: str, value: str | None = None) -> bool:
     """Whether a variable or key of this name holds a secret: always, or with this value."""
     words = re.sub(r"(?<=[a-z\d])(?=[A-Z])|[^A-Za-z\d]+", "_", name)
-    if not _NAME.search(words) or _OTHER_NAME.search(words):
+    if not _NAME.search(words) or re.search(_OTHER_NAME, words):
         return False
     if value is None:
         return True
-    is_count = words.lower().endswith(("tokens", "per_token")) and _COUNT.fullmatch(value)
-    return not (is_count or _HARMLESS.fullmatch(value.strip()))
+    is_count = words.lower().endswith(("tokens", "per_token")) and re.fullmatch(_COUNT, value)
+    return not (is_count or re.fullmatch(_HARMLESS, value.strip()))
 
 
 def looks_secret(text: str) -> bool:
@@ -107,7 +107,7 @@ def redacted(text: str, *, environ: Mapping[str, str] = os.environ, shapes: bool
     for name, value in sorted(environ.items(), key=lambda item: -len(item[1])):
         word = value.strip()
         is_long = shapes and len(word) >= 2 * _LEAST and not re.search(r"[\s/]", word)
-        if not (is_long or (len(word) >= _LEAST and _BROAD_NAME.search(name))):
+        if not (is_long or (len(word) >= _LEAST and re.search(_BROAD_NAME, name))):
             continue
         for form in (value, word, *map(str.strip, word.splitlines())):
             escaped = quote(form.encode("utf-8", "surrogateescape"), safe="")

@@ -15,16 +15,14 @@ from specserve.errors import FactError
 WIDTH = 80
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 # Everything below 0x20 but tab and newline, DEL, and the C1 range: some terminals obey it.
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 
 
 def escaped(text: str) -> str:
     """Return text from elsewhere with its control characters and bidi overrides made visible."""
     if text.isprintable():
         return text
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return re.sub(_CONTROL, lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def in_one_line(text: str) -> str:
@@ -34,7 +32,7 @@ def in_one_line(text: str) -> str:
 
 def json_text(text: str) -> str:
     """Return JSON that means the same, with what `escaped` makes visible written as `\\u…`."""
-    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub(_CONTROL, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:

@@ -23,7 +23,7 @@ Mark = tuple[Span, str, str]
 """A span, its label, and the character that marks it."""
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _LINES_BACK = 100
-_LAST_KEY = re.compile(r"""([\w.-]{1,80})["']?\s?:(\s{0,9}\[[^\]]{0,99}|[^,\[\]{}:]{0,99})$""")
+_LAST_KEY = r"""([\w.-]{1,80})["']?\s?:(\s{0,9}\[[^\]]{0,99}|[^,\[\]{}:]{0,99})$"""
 
 
 class _Sources:
@@ -70,7 +70,7 @@ def _continues_secret(lines: Sequence[str], at: int) -> bool:
         text = above.lstrip()
         is_around = len(above) - len(text) < indent or (line[:1] == "-" != text[:1])
         if text and text[0] != "#" and is_around:
-            match = _LAST_KEY.search(text[-_WIDTH:])
+            match = re.search(_LAST_KEY, text[-_WIDTH:])
             return bool(match and names_a_secret(match[1]))
     return False
 

@@ -8,9 +8,8 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from specserve.errors import without_user
 from specserve.report.console import WIDTH, in_one_line, json_text, styled, wrapped
@@ -29,24 +28,22 @@ TONES = {word: tone for tone, words in _WORDS.items() for word in words.split(",
 """How a verdict is shown, by its word: its colour on a terminal and on a page."""
 STYLES = {"good": "green", "bad": "red", "open": "yellow"}
 _GAP = "  "
-_MARKDOWN = re.compile(r"[\\`*\[\]|~$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+#=]|^\d+[.)]")
-_LINKS = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
+_MARKDOWN = r"[\\`*\[\]|~$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+#=]|^\d+[.)]"
+_LINKS = r"(?i)@|#(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)"
 """What GitHub makes a mention, a reference or a link, escaped or not; a blank of no width helps."""
 DASH = "-"
 GIB = 1 << 30
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column's head, and what its cells are: only `text` is broken on a page."""
 
     name: str
     kind: Literal["number", "name", "text"] = "number"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of plain text under their columns; the first `keys` columns name a row."""
 
     columns: Sequence[Column]
@@ -124,9 +121,9 @@ def markdown(text: object) -> str:
         if is_code and "|" not in plain:
             parts.append(f"`{plain}`")
             continue
-        safe = _MARKDOWN.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", plain)
+        safe = re.sub(_MARKDOWN, lambda match: f"{match[0][:-1]}\\{match[0][-1]}", plain)
         safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        parts.append(_LINKS.sub(lambda match: f"{match[0]}&#8203;", safe))
+        parts.append(re.sub(_LINKS, lambda match: f"{match[0]}&#8203;", safe))
     return "".join(parts)
 
 
@@ -192,6 +189,8 @@ def json_values(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, str | int) or value is None:
         return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if dataclasses.is_dataclass(value):
         return {
             each.name: json_values(getattr(value, each.name)) for each in dataclasses.fields(value)

@@ -7,8 +7,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from specserve.errors import did_you_mean, quoted
 
@@ -17,8 +16,7 @@ Form = Literal["flag", "value", "many", "json", "json_or_str", "append", "comma"
 Scalar = str | int | float | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument of vLLM: an engine or server argument, or a key of `speculative_config`.
 
     `form` is how the value stands on the command line: `flag` (`--x`), `value` (`--x v`), `many`
@@ -51,8 +49,7 @@ class Argument:
     """The values that vLLM brings, where a plug-in may bring others."""
 
 
-@dataclass(frozen=True, slots=True)
-class VllmTable:
+class VllmTable(NamedTuple):
     """Every argument, speculation key, method and variable that one vLLM version knows."""
 
     version: str
@@ -120,8 +117,7 @@ def is_none(argument: Argument, value: Any) -> bool:
     return argument.nullable and value == "None"
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentProblem:
+class ArgumentProblem(NamedTuple):
     """An argument of the profile that this vLLM version would refuse."""
 
     path: str

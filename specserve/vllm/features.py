@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 OLDER = tuple(f"0.{number}" for number in range(19, 31))
 """The minors that only the rows know, oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(NamedTuple):
     """One combination, in the versions in which it fails."""
 
     text: str
@@ -30,7 +28,7 @@ class Feature:
     """The first minor that is sound again."""
     methods: tuple[str, ...] = ()
     """Empty: whatever drafts."""
-    when: Mapping[str, Any] = field(default_factory=dict)
+    when: Mapping[str, Any] = {}
     place: str = "method"
     """The key of the block at which it is reported."""
     help: str | None = None

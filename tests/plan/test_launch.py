@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def test_polling_is_left_out_of_the_log_unless_the_profile_says_what_is(
 def test_a_vllm_without_that_option_does_not_get_it(profile: Load) -> None:
     old = table("0.32")
     frontend = {name: each for name, each in old.frontend.items() if "access_log" not in name}
-    plan = launch(profile(""), table=replace(old, frontend=frontend), platform="cuda")
+    plan = launch(profile(""), table=old._replace(frontend=frontend), platform="cuda")
     assert not [word for word in plan.argv if "access-log" in word]
 
 

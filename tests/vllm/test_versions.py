@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,7 @@ def test_without_a_range_the_newest_two_are_judged_or_here_the_installed_one(
     assert judged_versions(None) == VERSIONS[-2:]
     assert judged_versions(None, here=True) == ("0.31",)
     assert judged_versions("~=0.32.0", here=True) == ("0.32",)
-    monkeypatch.setattr(versions, "installed", lambda: replace(here, version="99.0"))
+    monkeypatch.setattr(versions, "installed", lambda: here._replace(version="99.0"))
     assert judged_versions(None, here=True) == VERSIONS[-2:]
 
 

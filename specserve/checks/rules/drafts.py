@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve.checks.rule import ERROR, WARNING, Variant, Violations, variant_rule
 from specserve.checks.rules.heads import HEADS
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.models.config import architectures, layers, section, text_config, whole
-from specserve.models.facts import BITS, ModelFacts
+
+if TYPE_CHECKING:
+    from specserve.models.facts import ModelFacts
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
@@ -20,6 +22,8 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 @variant_rule("SD237", ERROR, needs="models", in_lint=True)
 def head_of_another_target(variant: Variant) -> Violations:
     """The head was trained for another model, or for another method."""
+    if variant.method not in {*HEADS, "mtp"}:
+        return
     from specserve.models.drafts import heads_named, kinship
 
     ctx, rows = variant.ctx, heads_named(variant.model or "")
@@ -37,7 +41,7 @@ def head_of_another_target(variant: Variant) -> Violations:
     found = {kinship(name, model) for name in known for model in trained}
     is_other = found == {"other"}
     is_near = "same" not in found and (named or "near" in found)
-    if variant.method in {*HEADS, "mtp"} and found and (is_other or is_near):
+    if found and (is_other or is_near):
         notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
         text, severity = f"the head was trained for `{trained[0]}`", ERROR if is_other else WARNING
         help_ = f"`specserve drafts {ctx.profile.target.model}` lists the heads of this target"
@@ -104,6 +108,8 @@ def oversized_draft(variant: Variant) -> Violations:
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:
+    from specserve.models.facts import BITS
+
     tensors = (facts.tensors if facts else None) or {}
     if not tensors or any(tensor.dtype not in BITS for tensor in tensors.values()):
         return None

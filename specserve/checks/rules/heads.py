@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, WARNING, Variant, Violation, Violations, variant_rule
 from specserve.models.config import (
@@ -16,9 +17,11 @@ from specserve.models.config import (
     text_config,
     whole,
 )
-from specserve.models.facts import Tensor
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import METHODS, retyped
+
+if TYPE_CHECKING:
+    from specserve.models.facts import Tensor
 
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}

@@ -62,7 +62,7 @@ def missing_bytes(facts: ModelFacts) -> int:
     return sum(file.size_bytes or 0 for file in files if file.path is None)
 
 
-_FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")
+_FLAG = r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b"
 _LONGEST = 300
 """Characters of vLLM's words that are shown."""
 
@@ -116,7 +116,7 @@ def warned_by_vllm(ctx: Context) -> Violations:
 
 def _place(ctx: Context, judged: VllmVerdict, text: str, *, loc: Iterable[str] = ()) -> str:
     """The place in the profile that vLLM's words are about, as far as they name it."""
-    named = ((match[1] or match[2]).replace("-", "_") for match in _FLAG.finditer(text))
+    named = ((match[1] or match[2]).replace("-", "_") for match in re.finditer(_FLAG, text))
     for name in (*loc, *named):
         if found := _written(ctx, judged, name):
             return found
