@@ -1,13 +1,10 @@
-"""Docker Compose: vLLM or SGLang on one host. Starts neither."""
+"""Docker Compose: vLLM on one host, by its image. Starts nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import os
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from specserve.deploy.deployment import (
@@ -17,18 +14,15 @@ from specserve.deploy.deployment import (
     Deployment,
     Reference,
     environment,
-    question,
-    rendered_head,
-    staging,
+    literal,
+    places,
+    staging_script,
 )
 from specserve.errors import UsageError
-from specserve.plan.launchplan import FromEnv, shell
-from specserve.profile.writer import Commented, comment, yaml_text
-from specserve.sglang.options import VERSION, launch_sglang
+from specserve.profile.writer import Commented, yaml_text
 
 Service = dict[str, Any]
 _TOKEN = Reference("${HF_TOKEN:-}")
-_LOOPBACK = "this host only; a proxy with TLS in front of it may be reached by others"
 
 
 def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
@@ -42,53 +36,31 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
             f"{place}: Docker Compose runs on one host, but this profile needs {made.nodes}",
             hint="use `--to kubernetes`, or `--to systemd` for a unit on each host",
         )
-    stage = {"stage": _stage(made)} if made.downloads else {}
-    services = {**stage, "vllm": _server(made, folder)}
+    services = {"vllm": _server(made, folder)}
+    if made.downloads:  # vLLM starts only when every repository is there
+        stage = {
+            "image": made.image.reference,
+            "entrypoint": ["sh", "-ec"],
+            "command": [staging_script(made)],
+            "environment": {**places(made.image.home), "HF_TOKEN": _TOKEN},
+            "volumes": [f"home:{made.image.home}"],
+            **_confined(made),
+            "restart": "on-failure:3",
+        }
+        services["vllm"]["depends_on"] = {"stage": {"condition": "service_completed_successfully"}}
+        services = {"stage": stage, **services}
     content = {"name": made.name, "services": services, "volumes": {"home": {}}}
-    keys = [value.name for value in made.plan.env.values() if isinstance(value, FromEnv)]
-    text = yaml_text(_literal(content), head=f"{made.head}\n\n{_start(made, keys)}")
-    return (Artifact("compose.yaml", text),)
-
-
-def _start(made: Deployment, keys: Sequence[str]) -> str:
-    """How to start it, and what must be there before."""
-    exported = [f"export {name}=…" for name in keys]
-    exported += ["export HF_TOKEN=… (for gated models)"] if made.downloads else []
-    toolkit = [] if made.is_cpu else ["Needs the NVIDIA Container Toolkit."]
-    return "\n".join([*toolkit, *exported, "docker compose up --wait"])
-
-
-def _ports(made: Deployment) -> Commented:
-    """Where clients reach it: `server.host` if others reach that address, else loopback."""
-    port, address = made.plan.port, "127.0.0.1"
-    with contextlib.suppress(ValueError):  # a name, which compose does not take
-        found = ipaddress.ip_address(made.host)
-        if not found.is_loopback:
-            address = f"[{found}]" if found.version == 6 else str(found)
-    is_local = address == "127.0.0.1"
-    note = _LOOPBACK if is_local else "the address that the profile's `server.host` names"
-    return Commented(note, [f"{address}:{port}:{port}"])
-
-
-def _gpus(made: Deployment) -> Service:
-    """The accelerators: those that the profile names, or so many as it needs."""
-    if made.is_cpu:
-        return {}
-    note = "of this host; `hardware.devices` names certain ones"
-    count = {"count": Commented(note, made.ranks_per_node)}
-    named = {"device_ids": [str(device) for device in made.devices]}
-    device = {"driver": "nvidia", **(named if made.devices else count), "capabilities": ["gpu"]}
-    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
+    before = [] if made.is_cpu else ["Needs the NVIDIA Container Toolkit."]
+    before += [f"export {name}=…" for name in made.secrets.values()]
+    before += ["export HF_TOKEN=… (for gated models)"] if made.downloads else []
+    head = "\n".join([made.head, "", *before, "docker compose up --wait"])
+    return (Artifact("compose.yaml", yaml_text(literal(content), head=head)),)
 
 
 def _server(made: Deployment, folder: str) -> Service:
-    values = environment(made, cache=_cache(made))
-    for (
-        name,
-        value,
-    ) in made.plan.env.items():  # by reference to variables of the shell that starts it
-        if isinstance(value, FromEnv):
-            values[name] = Reference(f"${{{value.name}:?the server's API key}}")
+    values = environment(made)
+    for name, variable in made.secrets.items():  # of the shell that starts it
+        values[name] = Reference(f"${{{variable}:?the server's API key}}")
     if not made.may_be_offline:
         values["HF_TOKEN"] = _TOKEN
     note = "models of the Hub, and what vLLM, torch and Triton compile"
@@ -98,12 +70,12 @@ def _server(made: Deployment, folder: str) -> Service:
         bind = {"create_host_path": False}
         volumes.append({"type": "bind", **paths, "read_only": True, "bind": bind})
     where = {"working_dir": Commented("paths in the command are seen from here", MODELS)}
-    staged = {"depends_on": {"stage": {"condition": "service_completed_successfully"}}}
-    return {
+    insecure = ["--insecure"] if made.scheme == "https" else []
+    health = f"{made.scheme}://127.0.0.1:{made.plan.port}/health"
+    ask = ["curl", "--fail", "--silent", "--show-error", "--max-time", "5", *insecure, health]
+    service = {
         "image": made.image.commented,
-        "labels": {
-            f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()
-        },
+        "labels": {"specserve.fingerprint": made.plan.fingerprint[:16]},
         "entrypoint": list(made.plan.argv[:2]),
         "command": list(made.plan.argv[2:]),
         **(where if made.mounts else {}),
@@ -111,7 +83,7 @@ def _server(made: Deployment, folder: str) -> Service:
         "ports": _ports(made),
         "volumes": volumes,
         "healthcheck": {
-            "test": ["CMD", *question(made, port=made.plan.port)],
+            "test": ["CMD", *ask],
             "start_period": Commented(made.start_limit_from, f"{made.start_limit_s}s"),
             "start_interval": "5s",
             "interval": "15s",
@@ -120,30 +92,31 @@ def _server(made: Deployment, folder: str) -> Service:
         },
         "stop_grace_period": f"{made.grace_s}s",
         "restart": "unless-stopped",
-        **_gpus(made),
         "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_gib}gb"),
         **_confined(made),
-        **(staged if made.downloads else {}),
     }
+    if not made.is_cpu:
+        note = "of this host; `hardware.devices` names certain ones"
+        device: Service = {"driver": "nvidia", "capabilities": ["gpu"]}
+        if made.devices:
+            device["device_ids"] = [str(one) for one in made.devices]
+        else:
+            device["count"] = Commented(note, made.ranks_per_node)
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service
 
 
-def _stage(made: Deployment) -> Service:
-    """Downloads every repository, or fails: vLLM starts only then."""
-    script = " && ".join(shlex.join(staging(download)) for download in made.downloads)
-    return {
-        "image": made.image.reference,
-        "entrypoint": ["sh", "-ec"],
-        "command": [script],
-        "environment": {"HOME": made.image.home, "HF_HOME": _cache(made), "HF_TOKEN": _TOKEN},
-        "volumes": [f"home:{made.image.home}"],
-        **_confined(made),
-        "restart": "on-failure:3",
-    }
-
-
-def _cache(made: Deployment) -> str:
-    """In the user's home, for a new volume has the owner that the image gives its place."""
-    return f"{made.image.home}/.cache/huggingface"
+def _ports(made: Deployment) -> Commented:
+    """Where clients reach it: `server.host` if others reach that address, else loopback."""
+    port, address = made.plan.port, "127.0.0.1"
+    with contextlib.suppress(ValueError):  # a name, which compose does not take
+        found = ipaddress.ip_address(made.host)
+        if not found.is_loopback:
+            address = f"[{found}]" if found.version == 6 else str(found)
+    note = "the address that the profile's `server.host` names"
+    if address == "127.0.0.1":
+        note = "this host only; a proxy with TLS in front of it may be reached by others"
+    return Commented(note, [f"{address}:{port}:{port}"])
 
 
 def _confined(made: Deployment) -> Service:
@@ -164,32 +137,3 @@ def seen_from(path: str, folder: str) -> str:
     if os.path.commonpath([path, folder]) == "/" or relative.split("/").count("..") > 4:
         return path
     return relative if relative.startswith("..") else f"./{relative}"
-
-
-def _literal(value: Any) -> Any:
-    """The value with its texts such that Compose replaces `$NAME` in a `Reference` alone."""
-    if isinstance(value, Commented):
-        return Commented(value.comment, _literal(value.value))
-    if isinstance(value, Mapping):
-        return {key: _literal(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_literal(item) for item in value]
-    is_text = isinstance(value, str) and not isinstance(value, Reference)
-    return value.replace("$", "$$") if is_text else value
-
-
-def sglang(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
-    """Return launch.sh, which serves the profile with SGLang.
-
-    Raises UsageError with every setting that has no counterpart.
-    """
-    profile = made.profile
-    bare = launch_sglang(replace(profile, server=replace(profile.server, host=made.host)))
-    notes = "".join(f"\n- {note}" for note in bare.notes)
-    warning = "specserve has never started SGLang: measure before you rely on it."
-    beside = f"\nRun it in the folder that holds {made.mounted}." if made.mounts else ""
-    head = rendered_head(made, f"SGLang {VERSION}", bare.fingerprint)
-    exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in bare.env.items())
-    said = comment(f"{head}{notes}\n{warning}{beside}")
-    command = shell(replace(bare, env={}))
-    return (Artifact("launch.sh", f"#!/bin/sh\n{said}set -eu\n{exported}exec {command}"),)

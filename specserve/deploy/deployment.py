@@ -1,47 +1,67 @@
-"""What every target writes down, worked out once: commands, image, models, sizes, labels."""
+"""What every target writes down, worked out once: commands, image, models, places, limits."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from specserve.deploy.weights import model_bytes
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
+from specserve.models.facts import published_weights
 from specserve.models.hub import NOT_READ
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
+from specserve.plan.locking import lock_of
 from specserve.plan.nodes import LaunchNode, node_count, on_node
-from specserve.plan.uses import Mount, contained, model_uses
+from specserve.plan.uses import ModelUse, Mount, contained, model_uses
 from specserve.profile.schema import Profile, Server, fingerprint, world_size
 from specserve.profile.writer import Commented
-from specserve.vllm.versions import known_versions, table
+from specserve.vllm.versions import table
 
 MODELS = "/models"
 """A container's working folder, with the folders and files that the profile names by a path."""
-_LEADER = "{leader}"  # stands for node 0's address, which a target knows
 USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
 CORRUPTED_TEXT = (
     "with speculation, vLLM's CPU build corrupts text at temperature > 0 (vllm-project/vllm#55005) "
     "unless the plug-in `specserve_vllm_cpu` of specserve's CPU set-up is installed beside it"
 )
+_LEADER = "{leader}"  # stands for node 0's address, which a target knows
 _START_MINUTES = 10
 _BYTES_PER_S = 100e6
+_UNKNOWN_BYTES = 60e9
 _TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 _CACHE = re.compile(
     r"HOME|XDG_CACHE_HOME|HF_HOME|(HF|HUGGINGFACE)_HUB_CACHE|HF_XET_CACHE|TRANSFORMERS_CACHE"
     r"|VLLM_(CACHE|ASSETS|XLA_CACHE)\w*|(TRITON|TORCHINDUCTOR)_CACHE_DIR|FLASHINFER_WORKSPACE_BASE"
 )
 """Variables that name a place of the host to write to."""
-_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Reference(str):
     """A text in which the reader of the document is to replace variables; in no other text."""
 
     __slots__ = ()
+
+
+def literal(value: Any) -> Any:
+    """The value with its texts such that a reader replaces variables in a `Reference` alone.
+
+    Compose reads `$NAME` as a variable, Kubernetes `$(NAME)`, and both `$$` as `$`. Source:
+    third_party/forked/golang/expansion/expand.go of kubernetes.
+    """
+    if isinstance(value, Commented):
+        return Commented(value.comment, literal(value.value))
+    if isinstance(value, Mapping):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(item) for item in value]
+    is_text = isinstance(value, str) and not isinstance(value, Reference)
+    return value.replace("$", "$$") if is_text else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +73,6 @@ class Artifact:
     text: str
     alone: bool = True
     """Whether it means something without the files beside it, and so is printed without `-o`."""
-
-
-def in_one_line(text: str) -> str:
-    """The text without what would begin a new line of a file, or a directive in it."""
-    return _BREAKS.sub(" ", text).rstrip("\\")
-
-
-_REFERENCE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?")
-_VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+\S*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,7 @@ class Image:
     uid: int
     gid: int
     home: str
+    """On a volume that lasts: for models of the Hub and what vLLM, torch and Triton compile."""
 
     @property
     def is_pinned(self) -> bool:
@@ -87,40 +99,6 @@ class Image:
         """The reference, with what to do about a tag."""
         note = "a tag can move: `--image …@sha256:…` pins it"
         return self.reference if self.is_pinned else Commented(note, self.reference)
-
-
-def official(version: str, *, platform: str, reference: str | None = None) -> Image:
-    """Return the image of a vLLM version on `cpu` or `cuda`; `reference` names another.
-
-    Raises UsageError for a text that is not an image.
-    """
-    if reference is not None and not _REFERENCE.fullmatch(reference):
-        hint = f"write it like `vllm/vllm-openai:v{known_versions()[-1]}.0@sha256:…`"
-        raise UsageError(f"`{reference}` is not a valid image reference", hint=hint)
-    if platform == "cpu":
-        name = reference or f"vllm/vllm-openai-cpu:v{release(version)}"
-        return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
-    return Image(
-        reference or f"vllm/vllm-openai:v{release(version)}", uid=2000, gid=0, home="/home/vllm"
-    )
-
-
-def release(version: str) -> str:
-    """Return the number that an image's tag has: `0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`."""
-    match = _VERSION.match(version)
-    if match is None:
-        raise UsageError(f"`{version}` is not a vLLM version")
-    return match[1] + (match[2] or ".0").partition("+")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedModel:
-    """A repository that vLLM needs. `step`: `target`, `tokenizer` or `draft`."""
-
-    step: str
-    model: str
-    revision: str | None
-    tokenizer_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +127,8 @@ class Deployment:
     devices: tuple[int | str, ...]
     """The accelerators of one host, by index or UUID, if the profile names them."""
     mounts: tuple[Mount, ...]
-    downloads: tuple[StagedModel, ...]
+    downloads: tuple[ModelUse, ...]
+    """The repositories of the Hub, each once at each revision."""
     weights_bytes: float
     """Of target and draft together; `weights_basis` says where that comes from."""
     weights_basis: str
@@ -160,9 +139,9 @@ class Deployment:
     canary: Canary | None = None
 
     @property
-    def reached_host(self) -> str:
-        """Where a client on the server's machine finds it, as it stands in a URL."""
-        return host_in_url(self.host)
+    def version(self) -> str:
+        """The release of vLLM, such as `0.33.0`."""
+        return f"{self.plan.vllm}.0"
 
     @property
     def nodes(self) -> int:
@@ -190,21 +169,20 @@ class Deployment:
         return ", ".join(f"`{mount.name}`" for mount in self.mounts)
 
     @property
-    def start_limit_s(self) -> int:
-        """How long a start may take: ten minutes, and to read the weights, in whole minutes."""
-        return _START_MINUTES * 60 + _read_s(self.weights_bytes)
+    def read_s(self) -> int:
+        """How long the weights take from a disk or the Hub at 100 MB/s, in whole minutes."""
+        return math.ceil(self.weights_bytes / _BYTES_PER_S / 60) * 60
 
     @property
-    def download_s(self) -> int:
-        """How long the models take from the Hub at 100 MB/s; 0 if nothing is downloaded."""
-        return _read_s(self.weights_bytes) if self.downloads else 0
+    def start_limit_s(self) -> int:
+        """How long a start may take."""
+        return _START_MINUTES * 60 + self.read_s
 
     @property
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
-        minutes = _read_s(self.weights_bytes) // 60
-        reading = f"{minutes} to read {self.weights_basis} at 100 MB/s"
-        return f"{reading}, {_START_MINUTES} to start"
+        reading = f"{self.read_s // 60} to read {self.weights_basis} at 100 MB/s"
+        return f"{self.start_limit_s // 60} minutes: {reading}, {_START_MINUTES} to start"
 
     @property
     def grace_s(self) -> int:
@@ -215,16 +193,18 @@ class Deployment:
     def may_be_offline(self) -> bool:
         """Whether vLLM needs nothing of the Hub but what is staged: no code, no adapters."""
         engine, frontend = self.profile.engine, self.profile.frontend
-        return not (
-            engine.get("trust_remote_code")
-            or engine.get("enable_lora")
-            or frontend.get("lora_modules")
-        )
+        more = (engine.get("trust_remote_code"), engine.get("enable_lora"))
+        return not any((*more, frontend.get("lora_modules")))
 
     @property
-    def has_key(self) -> bool:
-        """Whether requests need a key."""
-        return any(isinstance(value, FromEnv) for value in self.plan.env.values())
+    def secrets(self) -> dict[str, str]:
+        """By variable of the server, the variable of the profile that holds its secret value."""
+        return {key: one.name for key, one in self.plan.env.items() if isinstance(one, FromEnv)}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The server's other variables."""
+        return {key: one for key, one in self.plan.env.items() if isinstance(one, str)}
 
     @property
     def scheme(self) -> str:
@@ -232,14 +212,9 @@ class Deployment:
         return "https" if self.profile.frontend.get("ssl_certfile") else "http"
 
     @property
-    def labels(self) -> dict[str, str]:
-        """What every object carries: name, vLLM's version, the beginning of the fingerprint."""
-        return {
-            "app.kubernetes.io/name": self.name,
-            "app.kubernetes.io/version": release(self.plan.vllm),
-            "app.kubernetes.io/managed-by": "specserve",
-            "specserve/fingerprint": self.plan.fingerprint[:16],
-        }
+    def address(self) -> str:
+        """Host and port at which a client on the server's machine finds it."""
+        return f"{host_in_url(self.host)}:{self.plan.port}"
 
     @property
     def corrupts_text(self) -> bool:
@@ -249,49 +224,29 @@ class Deployment:
     @property
     def head(self) -> str:
         """The comment on top of every file."""
-        text = rendered_head(self, f"vLLM {release(self.plan.vllm)}", self.plan.fingerprint)
-        if self.corrupts_text and self.target != "monitoring":
-            warning = textwrap.fill(f"Warning: {CORRUPTED_TEXT}", 98, break_on_hyphens=False)
-            text += f"\n{warning}"
-        return text
+        return self.head_for(f"vLLM {self.version}", self.plan.fingerprint)
 
-
-def _read_s(size_bytes: float) -> int:
-    """How long that takes from a disk or the Hub, in whole minutes."""
-    return math.ceil(size_bytes / _BYTES_PER_S / 60) * 60
-
-
-_OWN_CHANGES = {
-    "compose": "compose.override.yaml",
-    "kubernetes": "a kustomization of your own",
-    "systemd": "a drop-in (`systemctl edit`)",
-}
-"""Where what a profile does not say belongs, by target."""
-
-
-def rendered_head(made: Deployment, engine: str, fingerprint: str) -> str:
-    """Return what every rendered file says of itself."""
-    own = _OWN_CHANGES.get(made.target)
-    elsewhere = f"\nWhat the profile does not say belongs in {own}." if own else ""
-    return (
-        f"Rendered by `specserve render --to {made.target}` from `{made.profile.name}`\n"
-        f"for {engine}, fingerprint {fingerprint[:16]}.\n"
-        "Do not edit: change the profile and render again, which overwrites this file."
-        f"{elsewhere}"
-    )
+    def head_for(self, engine: str, fingerprint: str) -> str:
+        """What a file says of itself, by the engine and the fingerprint of its launch."""
+        text = (
+            f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
+            f"for {engine}, fingerprint {fingerprint[:16]}.\n"
+            "Do not edit: change the profile and render again, which overwrites this file."
+        )
+        if not self.corrupts_text or self.target in ("monitoring", "sglang"):
+            return text
+        warning = textwrap.fill(f"Warning: {CORRUPTED_TEXT}", 98, break_on_hyphens=False)
+        return f"{text}\n{warning}"
 
 
 def deployment(
-    profile: Profile,
-    *,
-    version: str,
-    platform: str,
-    image: str | None = None,
+    profile: Profile, *, version: str, platform: str, image: str | None = None
 ) -> Deployment:
-    """Return a profile (at its lock) as containers run it. `image`: instead of vLLM's official one.
+    """Return a profile (at its lock) as containers run it.
 
-    Raises UsageError for arguments that this vLLM does not have, for nodes that cannot be planned,
-    and for accelerators whose containers are not written.
+    `version`: a minor of vLLM; `platform`: `cpu` or `cuda`; `image`: instead of vLLM's official
+    one. Raises UsageError for arguments that this vLLM does not have, for nodes that cannot be
+    planned, and for accelerators whose containers are not written.
     """
     wanted = profile.hardware
     name = wanted and wanted.accelerator
@@ -303,12 +258,10 @@ def deployment(
             hint="`specserve plan` gives the command for any accelerator",
         )
     inside, mounts = contained(profile)
-    server = replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port)  # noqa: S104
     inside = replace(
         inside,
-        server=server,
+        server=replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port),  # noqa: S104
         hardware=replace(inside.hardware, devices=None) if inside.hardware else None,
-        spans={**inside.spans, "server.host": inside.span("server.host")},
     )
     whole = fingerprint(inside)
     left_out = [f"env.{name}" for name in inside.env if _CACHE.fullmatch(name)]
@@ -327,6 +280,11 @@ def deployment(
         on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
         for rank in range(nodes if nodes > 1 else 0)
     ]
+    downloads: dict[tuple[str, str | None], ModelUse] = {}
+    uses = model_uses(inside, alternatives=False)
+    for use in sorted(uses, key=lambda use: use.tokenizer_only):  # whole repositories first
+        if not use.model.startswith("."):
+            downloads.setdefault((use.model, use.revision), use)
     size_bytes, basis = model_bytes(profile)
     return Deployment(
         name=dns_label(profile.name),
@@ -337,23 +295,39 @@ def deployment(
         host=profile.server.host,
         devices=(wanted and wanted.devices) or (),
         mounts=mounts,
-        downloads=_downloads(inside),
+        downloads=tuple(downloads.values()),
         left_out=tuple(left_out),
         weights_bytes=size_bytes,
         weights_basis=f"{size_bytes / 1e9:.3g} GB of weights ({basis})",
     )
 
 
-def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
-    """The repositories of the Hub, each once at each revision."""
-    found: dict[tuple[str, str | None], StagedModel] = {}
-    for use in model_uses(profile, alternatives=False):
-        key = (use.model, use.revision)
-        if not use.model.startswith(".") and key not in found:
-            loaded = "draft" if use.path.startswith("speculation") else "target"
-            step = "tokenizer" if use.tokenizer_only else loaded
-            found[key] = StagedModel(step, *key, tokenizer_only=use.tokenizer_only)
-    return tuple(found.values())
+def model_bytes(profile: Profile) -> tuple[float, str]:
+    """Return what target and draft weigh, and where that comes from.
+
+    It is the lock's size, or the published one; no local folder is looked at, so that the same
+    profile and lock give the same files everywhere.
+    """
+    uses = [use for use in model_uses(profile, alternatives=False) if not use.tokenizer_only]
+    lock = lock_of(profile)
+    facts = [lock.find(use.model, revision=use.revision) if lock else None for use in uses]
+    sizes = [one.files[name].size_bytes for one in facts if one for name in one.weight_files]
+    if all(facts) and sizes and None not in sizes:
+        return sum(size or 0 for size in sizes), "by the lock"
+    published = [published_weights(use.model, "weights") for use in uses]
+    if not published[0]:
+        return _UNKNOWN_BYTES, "a guess: `specserve lock` records the real size"
+    without = "" if all(published) else ", without the draft"
+    return sum(sum((one or {}).values()) for one in published), f"by the published size{without}"
+
+
+def official(version: str, *, platform: str, reference: str | None = None) -> Image:
+    """Return vLLM's image of a minor version on `cpu` or `cuda`; `reference` names another."""
+    if platform == "cpu":
+        name = reference or f"vllm/vllm-openai-cpu:v{version}.0"
+        return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
+    name = reference or f"vllm/vllm-openai:v{version}.0"
+    return Image(name, uid=2000, gid=0, home="/home/vllm")
 
 
 def dns_label(name: str) -> str:
@@ -362,27 +336,26 @@ def dns_label(name: str) -> str:
     return plain if plain[0].isalpha() else f"m-{plain}"[:40].strip("-")
 
 
-def environment(made: Deployment, *, cache: str) -> dict[str, str]:
-    """Return the server's variables that are no secret. `cache`: for models and compiled code."""
-    values = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
-    own = {"HOME": made.image.home, "HF_HOME": cache, "VLLM_CACHE_ROOT": f"{cache}/vllm"}
-    if made.downloads and made.may_be_offline:
-        own["HF_HUB_OFFLINE"] = "1"
-    return {**own, **values}
+def places(home: str) -> dict[str, str]:
+    """Return the variables that lead models and compiled code to one place that lasts."""
+    cache = f"{home}/.cache"
+    return {"HOME": home, "HF_HOME": f"{cache}/huggingface", "VLLM_CACHE_ROOT": f"{cache}/vllm"}
 
 
-def staging(download: StagedModel) -> list[str]:
+def environment(made: Deployment) -> dict[str, str]:
+    """Return the variables of the server's container that are no secret."""
+    offline = {"HF_HUB_OFFLINE": "1"} if made.downloads and made.may_be_offline else {}
+    return {**places(made.image.home), **offline, **made.variables}
+
+
+def staging(use: ModelUse) -> list[str]:
     """Return the command that brings one repository into the cache; `hf` comes with vLLM."""
-    revision = [f"--revision={download.revision}"] if download.revision else []
-    flag, patterns = (
-        ("--include", _TOKENIZER) if download.tokenizer_only else ("--exclude", NOT_READ)
-    )
+    revision = [f"--revision={use.revision}"] if use.revision else []
+    flag, patterns = ("--include", _TOKENIZER) if use.tokenizer_only else ("--exclude", NOT_READ)
     words = [word for pattern in patterns for word in (flag, pattern)]
-    return ["hf", "download", download.model, *revision, *words]
+    return ["hf", "download", use.model, *revision, *words]
 
 
-def question(made: Deployment, *, port: int) -> list[str]:
-    """Return a command that fails until the server answers; curl is in both images."""
-    unchecked = ["--insecure"] if made.scheme == "https" else []
-    return ["curl", "--fail", "--silent", "--show-error", "--max-time", "5", *unchecked,
-            f"{made.scheme}://127.0.0.1:{port}/health"]  # fmt: skip
+def staging_script(made: Deployment) -> str:
+    """Return a script for `sh -ec` that brings every repository, or fails."""
+    return " && ".join(shlex.join(staging(use)) for use in made.downloads)

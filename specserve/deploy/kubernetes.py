@@ -8,96 +8,81 @@ from typing import Any
 
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.deploy.monitoring import POOL_LABEL, alert_groups, canary_alerts, canary_analysis
-from specserve.deploy.pods import FINGERPRINT, pod, server
+from specserve.deploy.pods import Object, pod
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.writer import Commented, yaml_text
+from specserve.profile.writer import Commented, comment, yaml_text
 
-SHARED_MODE = "ReadWriteMany"
-"""The access mode of a claim that pods on several nodes mount."""
 _POOL = "specserve/pool"
-_TEXTS = {
-    "canary": (
-        "The alternative `{alternative}` beside the server, on accelerators of its own. The alerts "
-        "of `canary-monitoring` say when it may replace the server.\n\nIts pods run on other nodes "
-        "and mount the same claims, so your storage class must offer ReadWriteMany. The access "
-        "mode of an existing claim cannot change: include this component from the start, or delete "
-        "the claim first."
-    ),
-    "routes": "One address for the server and its canary, by the Gateway API.",
-    "canary-analysis": "For Argo Rollouts: what the canary loses against the main pool.",
-}
-Object = dict[str, Any]
+_MONITORING = "monitoring.coreos.com/v1"
+_ABOUT_CANARY = (
+    "The alternative `{}` beside the server, on accelerators of its own. The alerts of "
+    "`canary-monitoring` say when it may replace the server.\n\nIts pods run on other nodes and "
+    "mount the same claims, so your storage class must offer ReadWriteMany. The access mode of an "
+    "existing claim cannot change: include this component first, or delete the claim."
+)
 
 
 def kubernetes(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     """Return the manifests: the server alone, and components to put on top."""
-    main = _Pool(made, made.plan, "main")
+    main = _Pool(made, "main")
+    workload = "leaderworkerset.yaml" if made.nodes > 1 else "deployment.yaml"
     base = {
         "claims.yaml": list(_claims(main).values()),
-        "leaderworkerset.yaml" if made.nodes > 1 else "deployment.yaml": [main.workload()],
+        workload: [main.workload()],
         "service.yaml": [main.service()],
         "networkpolicy.yaml": [_policy(main)],
     }
-    rule = main.object(
-        "monitoring.coreos.com/v1", "PrometheusRule", {"groups": alert_groups(made.profile)}
-    )
-    components = {
-        "monitoring": {"podmonitor.yaml": main.monitor(), "prometheusrule.yaml": rule},
-        **_canary(main),
-    }
+    rules = main.object(_MONITORING, "PrometheusRule", {"groups": alert_groups(made.profile)})
+    components = {"monitoring": {"podmonitor.yaml": main.monitor(), "prometheusrule.yaml": rules}}
+    if made.canary:
+        components |= _canary(main, made.canary.made, made.canary.percent)
     found = []
     for name, objects in base.items():
-        documents = (
-            yaml_text(each, head="" if at else made.head) for at, each in enumerate(objects)
-        )
-        found.append(Artifact(name, "---\n".join(documents)))
-    wanted = "\n".join(f"- components/{name}" for name in components)
+        documents = [yaml_text(one) for one in objects]
+        found.append(Artifact(name, comment(made.head) + "---\n".join(documents)))
     about = (
         f"{_needs(made)}kubectl apply -k .\nTo add any of these, write a kustomization that lists "
-        f"this folder under `resources` and them under `components`:\n{wanted}"
-    )
-    content = {**_kustomize("Kustomization", "v1beta1"), "resources": sorted(base)}
-    text = yaml_text(content, head=f"{made.head}\n\n{about}")
+        "this folder under `resources` and them under `components`:\n"
+    ) + "\n".join(f"- components/{name}" for name in components)
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    text = yaml_text({**kind, "resources": sorted(base)}, head=f"{made.head}\n\n{about}")
     found.append(Artifact("kustomization.yaml", text, alone=False))
     for name, files in components.items():
         texts = {file: yaml_text(one, head=made.head) for file, one in files.items()}
         texts["kustomization.yaml"] = _component(made, name, sorted(files))
-        found += [
-            Artifact(f"components/{name}/{file}", text, alone=False) for file, text in texts.items()
-        ]
+        for file, text in texts.items():
+            found.append(Artifact(f"components/{name}/{file}", text, alone=False))
     return tuple(found)
-
-
-def _kustomize(kind: str, version: str) -> Object:
-    return {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind}
 
 
 def _component(made: Deployment, name: str, files: list[str]) -> str:
     """The kustomization of a component; the canary's lets other nodes mount the claims."""
-    content = {**_kustomize("Component", "v1alpha1"), "resources": files}
-    text = _TEXTS.get(name, "").format(alternative=made.canary.alternative if made.canary else "")
-    if name == "canary":
-        change = json.dumps(
-            [{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}]
-        )
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+    content: Object = {**kind, "resources": files}
+    head = made.head
+    if made.canary and name == "canary":
+        head += f"\n\n{_ABOUT_CANARY.format(made.canary.alternative)}"
+        change = {"op": "replace", "path": "/spec/accessModes", "value": ["ReadWriteMany"]}
         selected = f"app.kubernetes.io/name={made.name}"
         target = {"kind": "PersistentVolumeClaim", "labelSelector": selected}
-        content["patches"] = [{"target": target, "patch": change}]
-    return yaml_text(content, head="\n\n".join(filter(None, (made.head, text))))
+        content["patches"] = [{"target": target, "patch": json.dumps([change])}]
+    return yaml_text(content, head=head)
 
 
-def _canary(main: _Pool) -> dict[str, dict[str, Object]]:
-    """What runs beside the server if it was asked for, and the routes to it."""
-    made = main.made
-    if made.canary is None:
-        return {}
-    pool = _Pool(made.canary.made, made.canary.made.plan, "canary")
-    profiles = (made.profile, pool.made.profile)
-    rules = pool.object(
-        "monitoring.coreos.com/v1", "PrometheusRule", {"groups": canary_alerts(*profiles)}
-    )
-    analysis = pool.object("argoproj.io/v1alpha1", "AnalysisTemplate", canary_analysis(*profiles))
-    route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
+def _canary(main: _Pool, made: Deployment, percent: int) -> dict[str, dict[str, Object]]:
+    """The components of what runs beside the server, and of the routes to it."""
+    pool, profiles = _Pool(made, "canary"), (main.made.profile, made.profile)
+    rules = {"groups": canary_alerts(*profiles)}
+    analysis = canary_analysis(*profiles)
+    gateway = "assumed: name the Gateway of such requests in your own kustomization"
+    shared = [
+        {"name": each.name, "port": main.made.plan.port, "weight": weight}
+        for each, weight in ((main, 100 - percent), (pool, percent))
+    ]
+    route = {
+        "parentRefs": Commented(gateway, [{"name": "inference"}]),
+        "rules": [{"backendRefs": shared}],
+    }
     more = {of: claim for of, claim in _claims(pool).items() if of not in _claims(main)}
     return {
         "canary": {
@@ -105,9 +90,18 @@ def _canary(main: _Pool) -> dict[str, dict[str, Object]]:
             "service.yaml": pool.service(),
             **{f"claim-{of}.yaml": claim for of, claim in more.items()},
         },
-        "canary-monitoring": {"podmonitor.yaml": pool.monitor(), "prometheusrule.yaml": rules},
-        "routes": {"httproute.yaml": route},
-        "canary-analysis": {"analysistemplate.yaml": analysis},
+        "canary-monitoring": {
+            "podmonitor.yaml": pool.monitor(),
+            "prometheusrule.yaml": pool.object(_MONITORING, "PrometheusRule", rules),
+        },
+        "routes": {
+            "httproute.yaml": main.object("gateway.networking.k8s.io/v1", "HTTPRoute", route)
+        },
+        "canary-analysis": {
+            "analysistemplate.yaml": pool.object(
+                "argoproj.io/v1alpha1", "AnalysisTemplate", analysis
+            )
+        },
     }
 
 
@@ -116,7 +110,6 @@ class _Pool:
     """Pods of one launch: the profile's (`main`), or an alternative's (`canary`)."""
 
     made: Deployment
-    plan: LaunchPlan
     kind: str
 
     @property
@@ -128,59 +121,50 @@ class _Pool:
         """The labels by which its pods are found; they never change."""
         return {"app.kubernetes.io/name": self.made.name, _POOL: self.kind}
 
-    def object(self, api: str, kind: str, spec: Object) -> Object:
-        """An object with name, labels and the fingerprint."""
-        annotations = {
-            FINGERPRINT: self.made.plan.fingerprint,
-            "specserve/profile": self.made.profile.name,
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            "app.kubernetes.io/name": self.made.name,
+            "app.kubernetes.io/version": self.made.version,
+            "app.kubernetes.io/managed-by": "specserve",
+            "specserve/fingerprint": self.made.plan.fingerprint[:16],
+            _POOL: self.kind,
         }
-        labels = {**self.made.labels, _POOL: self.kind}
-        metadata = {"name": self.name, "labels": labels, "annotations": annotations}
+
+    def object(self, api: str, kind: str, spec: Object) -> Object:
+        metadata = {"name": self.name, "labels": self.labels}
         return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
-    def template(
-        self, plan: LaunchPlan, *, leader: str | None = None, index: str | None = None
-    ) -> Object:
-        metadata = {
-            "labels": {**self.made.labels, _POOL: self.kind},
-            "annotations": {FINGERPRINT: self.made.plan.fingerprint},
-        }
-        container = server(self.made, plan, leader=leader, index=index)
-        return {"metadata": metadata, "spec": pod(self.made, container)}
+    def template(self, plan: LaunchPlan, **references: str) -> Object:
+        return {"metadata": {"labels": self.labels}, "spec": pod(self.made, plan, **references)}
 
     def workload(self) -> Object:
-        if self.made.nodes > 1:  # the leader answers requests, the workers compute
-            ranks, leader = self.made.ranks, "$(LWS_LEADER_ADDRESS)"
+        made = self.made
+        if made.nodes > 1:  # the leader answers requests, the workers compute
             together = "a single vLLM rank cannot rejoin: all ranks restart when one ends"
-            template = {
-                "size": self.made.nodes,
-                "restartPolicy": Commented(together, "RecreateGroupOnPodRestart"),
-                "leaderTemplate": self.template(ranks[0], leader=leader),
-                "workerTemplate": self.template(
-                    ranks[1], leader=leader, index="$(LWS_WORKER_INDEX)"
-                ),
-            }
+            leader = "$(LWS_LEADER_ADDRESS)"
+            worker = self.template(made.ranks[1], leader=leader, index="$(LWS_WORKER_INDEX)")
             group = {
-                "replicas": 1,
-                "startupPolicy": "LeaderCreated",
-                "leaderWorkerTemplate": template,
+                "size": made.nodes,
+                "restartPolicy": Commented(together, "RecreateGroupOnPodRestart"),
+                "leaderTemplate": self.template(made.ranks[0], leader=leader),
+                "workerTemplate": worker,
             }
-            return self.object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", group)
-        strategy = Commented(
+            spec = {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": group}
+            return self.object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
+        one = (
             "the old pod stops before the new one starts: a cluster seldom has the accelerators "
-            "twice; if yours does, set maxSurge 1 and maxUnavailable 0 in your own kustomization",
-            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "twice; if yours does, set maxSurge 1 and maxUnavailable 0 in your own kustomization"
         )
-        waited_s = self.made.download_s + self.made.start_limit_s + 1800
+        rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+        limit_s = (made.read_s if made.downloads else 0) + made.start_limit_s + 1800
         deadline = "the download at 100 MB/s, the start, and 30 minutes more"
         spec = {
-            "replicas": 1
-            if self.made.is_cpu
-            else Commented("each replica takes GPUs of its own", 1),
+            "replicas": 1,
             "selector": {"matchLabels": self.selector},
-            "strategy": strategy,
-            "progressDeadlineSeconds": Commented(deadline, waited_s),
-            "template": self.template(self.plan),
+            "strategy": Commented(one, rolling),
+            "progressDeadlineSeconds": Commented(deadline, limit_s),
+            "template": self.template(made.plan),
         }
         return self.object("apps/v1", "Deployment", spec)
 
@@ -189,10 +173,9 @@ class _Pool:
         found = self.selector
         if self.made.nodes > 1:
             found |= {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
-        port = {"name": "http", "port": self.made.plan.port, "targetPort": "http"}
-        return self.object(
-            "v1", "Service", {"type": "ClusterIP", "selector": found, "ports": [port]}
-        )
+        ports = [{"name": "http", "port": self.made.plan.port, "targetPort": "http"}]
+        spec = {"type": "ClusterIP", "selector": found, "ports": ports}
+        return self.object("v1", "Service", spec)
 
     def monitor(self) -> Object:
         """Prometheus reads every pod of a pool that answers."""
@@ -202,7 +185,7 @@ class _Pool:
         if self.kind == "canary" or self.made.canary:
             endpoint["relabelings"] = [{"targetLabel": POOL_LABEL, "replacement": self.kind}]
         spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
-        return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)
+        return self.object(_MONITORING, "PodMonitor", spec)
 
 
 def _policy(pool: _Pool) -> Object:
@@ -223,11 +206,9 @@ def _policy(pool: _Pool) -> Object:
 def _claims(pool: _Pool) -> dict[str, Object]:
     """Where downloads and what vLLM compiles (`cache`), and the profile's own models lie."""
     made = pool.made
-    mode = Commented(
-        f"one pod at a time; the component `canary` sets {SHARED_MODE}", ["ReadWriteOnce"]
-    )
+    mode = Commented("one pod at a time; the component `canary` changes it", ["ReadWriteOnce"])
     if made.nodes > 1:
-        mode = Commented("the pods run on several nodes", [SHARED_MODE])
+        mode = Commented("the pods run on several nodes", ["ReadWriteMany"])
     room, size = "for what vLLM, torch and Triton compile", "10G"
     if made.downloads:
         room = f"{made.weights_basis}, plus half as much again"
@@ -244,25 +225,11 @@ def _claims(pool: _Pool) -> dict[str, Object]:
     return claims
 
 
-def _route(made: Deployment) -> Object:
-    """The `spec` of an HTTPRoute (Gateway API v1): requests are shared by weight."""
-    percent = made.canary.percent if made.canary else 0
-    shared = [
-        {"name": made.name, "port": made.plan.port, "weight": 100 - percent},
-        {"name": f"{made.name}-canary", "port": made.plan.port, "weight": percent},
-    ]
-    gateway = "assumed: name the Gateway of such requests in your own kustomization"
-    return {
-        "parentRefs": Commented(gateway, [{"name": "inference"}]),
-        "rules": [{"backendRefs": shared}],
-    }
-
-
 def _needs(made: Deployment) -> str:
     """What must be there before, as lines of a comment."""
     found = [] if made.is_cpu else ["NVIDIA's device plugin"]
     found += ["LeaderWorkerSet's controller"] if made.nodes > 1 else []
-    found += [f"the Secret {made.name}-api-key"] if made.has_key else []
+    found += [f"the Secret {made.name}-api-key"] if made.secrets else []
     found += [f"{made.mounted} in the claim {made.name}-models"] if made.mounts else []
     found += ["the Secret huggingface, for gated models"] if made.downloads else []
     return f"Needs {'; '.join(found)}.\n" if found else ""

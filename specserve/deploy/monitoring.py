@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -29,16 +28,15 @@ Alerts on speculative decoding, from vLLM's own counters; goes into `rule_files`
 Written by specserve; `promtool check rules FILE` reads it."""
 
 
-def dashboard() -> str:
-    """Return the dashboard as JSON, to be imported in Grafana 10 or later."""
-    return (files("specserve.deploy") / "dashboard.json").read_text(encoding="utf-8")
+def shipped(name: str) -> str:
+    """Return a file of this folder: `alerts.yaml` or `dashboard.json`."""
+    return (files("specserve.deploy") / name).read_text(encoding="utf-8")
 
 
-def alert_groups(profile: Profile | None = None) -> list[dict[str, Any]]:
+def alert_groups(profile: Profile) -> list[dict[str, Any]]:
     """Return the groups of rules: recorded figures, general alerts, the profile's promises."""
-    text = (files("specserve.deploy") / "alerts.yaml").read_text(encoding="utf-8")
-    groups: list[dict[str, Any]] = yaml.safe_load(text)["groups"]
-    if profile is not None and (promised := list(_promised(profile))):
+    groups: list[dict[str, Any]] = yaml.safe_load(shipped("alerts.yaml"))["groups"]
+    if promised := _promised(profile):
         groups.append({"name": f"specserve-promises-{profile.name}", "rules": promised})
     return groups
 
@@ -49,20 +47,14 @@ def _gain(function: str, metric: str, selector: str, window: str, by: str) -> st
 
 
 def _alert(
-    name: str,
-    severity: str,
-    held: str,
-    expression: str,
-    summary: str,
-    description: str,
-    **labels: str,
+    name: str, severity: str, held: str, expr: str, summary: str, text: str, **labels: str
 ) -> dict[str, Any]:
     return {
         "alert": name,
-        "expr": expression,
+        "expr": expr,
         "for": held,
         "labels": {"severity": severity, **labels},
-        "annotations": {"summary": summary, "description": description},
+        "annotations": {"summary": f"{{{{ $labels.model_name }}}} {summary}", "description": text},
     }
 
 
@@ -73,41 +65,35 @@ def _of_model(profile: Profile) -> str:
     return f"model_name={text.replace('{', chr(92) + 'x7b')}"
 
 
-def _promised(profile: Profile) -> Iterator[dict[str, Any]]:
+def _promised(profile: Profile) -> list[dict[str, Any]]:
     """Alerts if speculation is off, or accepts less than the weakest promise of the profile."""
+    if profile.speculation is None:
+        return []
     selector = _of_model(profile)
-    if profile.speculation is not None:
-        yield _alert(
-            "SpecserveSpeculationMissing",
-            "critical",
-            "5m",
-            f"sum by ({_SERVER}) (vllm:generation_tokens_total{{{selector}}}) "
-            f"unless on ({_SERVER}) sum by ({_SERVER}) (vllm:{_DRAFTS}{{{selector}}})",
-            "{{ $labels.model_name }} is served without speculation",
-            "The profile has a `speculation` block, and the server no speculation counters.",
-            profile=profile.name,
-        )
-
-    def rate(metric: str) -> str:
-        return _gain("rate", metric, selector, "10m", _SERVER)
-
-    for key, expression in (
-        ("min_mean_acceptance_length", f"1 + {rate(_ACCEPTED)} / ({rate(_DRAFTS)} > 0)"),
-        ("min_acceptance_rate", f"{rate(_ACCEPTED)} / ({rate(_DRAFTED)} > 0)"),
+    missing = (
+        f"sum by ({_SERVER}) (vllm:generation_tokens_total{{{selector}}}) "
+        f"unless on ({_SERVER}) sum by ({_SERVER}) (vllm:{_DRAFTS}{{{selector}}})"
+    )
+    text = "The profile has a `speculation` block, and the server no speculation counters."
+    name = "SpecserveSpeculationMissing"
+    summary, labels = "is served without speculation", {"profile": profile.name}
+    found = [_alert(name, "critical", "5m", missing, summary, text, **labels)]
+    drafts, drafted, accepted = (
+        _gain("rate", metric, selector, "10m", _SERVER) for metric in (_DRAFTS, _DRAFTED, _ACCEPTED)
+    )
+    enough = f"{_gain('increase', _DRAFTS, selector, '10m', _SERVER)} >= 1000"
+    for key, figure in (
+        ("min_mean_acceptance_length", f"1 + {accepted} / ({drafts} > 0)"),
+        ("min_acceptance_rate", f"{accepted} / ({drafted} > 0)"),
     ):
-        found = [getattr(item, key) for item in profile.expect if getattr(item, key) is not None]
-        if found:  # counters do not tell workloads apart
-            enough = f"{_gain('increase', _DRAFTS, selector, '10m', _SERVER)} >= 1000"
-            yield _alert(
-                "SpecservePromiseMissed",
-                "warning",
-                "10m",
-                f"({expression}) < {min(found):g} and {enough}",
-                f"{{{{ $labels.model_name }}}} misses {key}",
-                f'It is {{{{ $value | printf "%.2f" }}}}, and {min(found):g} was promised.',
-                profile=profile.name,
-                promise=key,
-            )
+        promised = [getattr(item, key) for item in profile.expect if getattr(item, key) is not None]
+        if promised:  # counters do not tell workloads apart
+            least, labels = min(promised), {"profile": profile.name, "promise": key}
+            text = f'It is {{{{ $value | printf "%.2f" }}}}, and {least:g} was promised.'
+            expr = f"({figure}) < {least:g} and {enough}"
+            name = "SpecservePromiseMissed"
+            found.append(_alert(name, "warning", "10m", expr, f"misses {key}", text, **labels))
+    return found
 
 
 def _canary_losses(window: str, profile: Profile, canary: Profile) -> dict[str, tuple[str, str]]:
@@ -115,37 +101,35 @@ def _canary_losses(window: str, profile: Profile, canary: Profile) -> dict[str, 
 
     Acceptance is a figure only if both draft the same number of tokens.
     """
+    both = ("canary", "main")
+    of = {pool: f'{_of_model(profile)},{POOL_LABEL}="{pool}"' for pool in both}
 
-    def rate(metric: str, pool: str, more: str = "") -> str:
-        return _gain("rate", metric, f"{_pool(profile, pool)}{more}", window, "model_name")
+    def ratios(over: str, under: str, more: str = "") -> list[str]:
+        parts = [
+            (
+                _gain("rate", over, f"{of[pool]}{more}", window, "model_name"),
+                _gain("rate", under, of[pool], window, "model_name"),
+            )
+            for pool in both
+        ]
+        return [f"({above} / ({below} > 0))" for above, below in parts]
 
-    def ratio(pool: str, over: str, under: str, more: str = "") -> str:
-        return f"({rate(over, pool, more)} / ({rate(under, pool)} > 0))"
-
-    tpot = {pool: ratio(pool, f"{_TPOT}_sum", f"{_TPOT}_count") for pool in ("canary", "main")}
-    accepted = {pool: ratio(pool, _ACCEPTED, _DRAFTED) for pool in ("canary", "main")}
-    bad = ',finished_reason=~"error|abort"'
-    errors = {pool: ratio(pool, _FINISHED, _FINISHED, bad) for pool in ("canary", "main")}
-    losses = {
-        "acceptance": (f"{accepted['main']} - {accepted['canary']}", "0.05"),
-        "tpot": (f"{tpot['canary']} / ({tpot['main']} > 0) - 1", "0.05"),
-        "errors": (f"{errors['canary']} - {errors['main']}", "0.01"),
-    }
+    losses = {}
     keys = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
     blocks = [one.speculation.keys for one in (profile, canary) if one.speculation]
-    if len(blocks) < 2 or any(blocks[0].get(key) != blocks[1].get(key) for key in keys):
-        del losses["acceptance"]
+    if len(blocks) == 2 and all(blocks[0].get(key) == blocks[1].get(key) for key in keys):
+        mine, main = ratios(_ACCEPTED, _DRAFTED)
+        losses["acceptance"] = (f"{main} - {mine}", "0.05")
+    mine, main = ratios(f"{_TPOT}_sum", f"{_TPOT}_count")
+    losses["tpot"] = (f"{mine} / ({main} > 0) - 1", "0.05")
+    mine, main = ratios(_FINISHED, _FINISHED, ',finished_reason=~"error|abort"')
+    losses["errors"] = (f"{mine} - {main}", "0.01")
     enough = " and ".join(
-        f"{_gain('increase', _FINISHED, _pool(profile, pool), window, 'model_name')} "
-        f">= {_CANARY_REQUESTS[window]}"
-        for pool in ("canary", "main")
+        f"{_gain('increase', _FINISHED, of[pool], window, 'model_name')} >= "
+        f"{_CANARY_REQUESTS[window]}"
+        for pool in both
     )
     return {key: (f"({loss}) and {enough}", margin) for key, (loss, margin) in losses.items()}
-
-
-def _pool(profile: Profile, pool: str) -> str:
-    """The label matchers of the series of a pool: `main` or `canary`."""
-    return f'{_of_model(profile)},{POOL_LABEL}="{pool}"'
 
 
 def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:
@@ -153,29 +137,21 @@ def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:
 
     The rules compare fixed windows at each evaluation: over weeks, equal servers raise them too.
     """
-    rules = [
-        _alert(
-            "SpecserveCanaryRollBack",
-            "warning",
-            "5m",
-            f"({loss}) > {margin}",
-            f"The canary of {{{{ $labels.model_name }}}} is worse: {key}",
+    rules = []
+    for key, (loss, margin) in _canary_losses("30m", profile, canary).items():
+        text = (
             "Over 30 minutes it is worse by {{ $value | humanizePercentage }}, more than the "
-            f"margin of {margin}. Send its traffic back to the other server.",
-            figure=key,
+            f"margin of {margin}. Send its traffic back to the other server."
         )
-        for key, (loss, margin) in _canary_losses("30m", profile, canary).items()
-    ]
+        name, expr = "SpecserveCanaryRollBack", f"({loss}) > {margin}"
+        summary = f"has a canary that is worse: {key}"
+        rules.append(_alert(name, "warning", "5m", expr, summary, text, figure=key))
     losses = _canary_losses("2h", profile, canary).values()
-    promoted = _alert(
-        "SpecserveCanaryPromote",
-        "info",
-        "30m",
-        " and ".join(f"(({loss}) <= {margin})" for loss, margin in losses),
-        "The canary of {{ $labels.model_name }} can be promoted",
-        "Over 2 hours its figures are within their margins of the other server's.",
-    )
-    return [{"name": f"specserve-canary-{profile.name}", "rules": [*rules, promoted]}]
+    text = "Over 2 hours its figures are within their margins of the other server's."
+    expr = " and ".join(f"(({loss}) <= {margin})" for loss, margin in losses)
+    summary = "has a canary that can be promoted"
+    rules.append(_alert("SpecserveCanaryPromote", "info", "30m", expr, summary, text))
+    return [{"name": f"specserve-canary-{profile.name}", "rules": rules}]
 
 
 def canary_analysis(profile: Profile, canary: Profile) -> dict[str, Any]:
@@ -220,7 +196,7 @@ def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     texts = {
         "prometheus.yml": yaml_text(prometheus, head=made.head),
         "specserve.rules.yml": yaml_text({"groups": groups}, head=HEAD),
-        "dashboard.json": dashboard(),
+        "dashboard.json": shipped("dashboard.json"),
     }
     return tuple(Artifact(path, text, alone=False) for path, text in texts.items())
 
@@ -234,6 +210,6 @@ def _job(main: Deployment, pool: str, made: Deployment) -> dict[str, Any]:
     job: dict[str, Any] = {"job_name": name, "scheme": made.scheme}
     if made.scheme == "https":
         job["tls_config"] = {"insecure_skip_verify": True}
-    servers = [{"targets": [f"{made.reached_host}:{made.plan.port}"], "labels": labels}]
+    servers = [{"targets": [made.address], "labels": labels}]
     job["static_configs"] = Commented("the server; /metrics asks for no key", servers)
     return job

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Literal
 
-from specserve.deploy.compose import compose, sglang
+from specserve.deploy.compose import compose
 from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Canary, Deployment
 from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
+from specserve.deploy.sglang import sglang
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
 from specserve.files import read_start, write_named
@@ -26,19 +26,20 @@ TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "sglang": sglang,
     "monitoring": monitoring,
 }
+_HEAD_BYTES = 4096
+"""In which every file of ours says so."""
 
 
 def with_canary(made: Deployment, text: str, made_of: Callable[[str], Deployment]) -> Deployment:
     """Return the deployment with the alternative of `NAME=10%` beside it. Raises UsageError."""
-    match = re.fullmatch(r"(?P<name>.+)=(?P<percent>[0-9]{1,2})%", text)
-    if match is None or not int(match["percent"]):
+    match = re.fullmatch(r"(?P<name>.+)=(?P<percent>[1-9][0-9]?)%", text)
+    if match is None:
         raise UsageError(
             f"`--canary {text}` must be the name of an alternative and its share",
             hint="write it like `--canary NAME=10%`, with 1 to 99 %",
         )
-    return replace(
-        made, canary=Canary(match["name"], int(match["percent"]), made_of(match["name"]))
-    )
+    name = match["name"]
+    return replace(made, canary=Canary(name, int(match["percent"]), made_of(name)))
 
 
 def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...]:
@@ -48,23 +49,20 @@ def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...
             f"`--canary` is for `--to kubernetes` and `--to monitoring`, not for `--to {target}`",
             hint="docs/how-to/canary.md says how two servers of one host share the requests",
         )
+    if made.canary and target == "kubernetes" and made.nodes > 1:
+        raise UsageError(f"`--canary` is for one node, but this profile needs {made.nodes}")
     most = max(8, made.profile.hardware.count if made.profile.hardware else 0)
     if target != "ray" and not made.is_cpu and made.ranks_per_node > most:
         raise UsageError(
             f"{made.profile.span('hardware')}: {made.ranks_per_node} GPUs on one node",
             hint="set `hardware.nodes`, without `distributed_executor_backend`, or use `--to ray`",
         )
-    if made.canary and target == "kubernetes" and made.nodes > 1:
-        raise UsageError(f"`--canary` is for one node, but this profile needs {made.nodes}")
     canary = made.canary and replace(made.canary, made=replace(made.canary.made, target=target))
     return TARGETS[target](replace(made, target=target, canary=canary), folder)
 
 
-FileState = Literal["missing", "stale"]
-
-
-def stale(artifacts: Iterable[Artifact], folder: Path) -> list[tuple[str, FileState]]:
-    """Return the files that are not as they would be rendered now."""
+def stale(artifacts: Iterable[Artifact], folder: Path) -> list[tuple[str, str]]:
+    """Return the files that are not as they would be rendered now: `stale` or `missing`."""
     return [
         (one.path, "stale" if os.path.lexists(folder / one.path) else "missing")
         for one in artifacts
@@ -97,10 +95,6 @@ def put(artifacts: Sequence[Artifact], folder: Path) -> int:
     return len(changed)
 
 
-_HEAD_BYTES = 4096
-"""In which every file of ours says so."""
-
-
 def _is_written(one: Artifact, folder: Path) -> bool:
     """Whether the file is there as it would be written."""
     data = one.text.encode()
@@ -123,5 +117,5 @@ def caveats(made: Deployment, target: str) -> Iterator[str]:
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
         yield f"note: {models} not pinned; `specserve lock` pins the commits"
-    if target in ("kubernetes", "ray") and not made.has_key:
+    if target in ("kubernetes", "ray") and not made.secrets:
         yield "note: no API key: whoever reaches the Service can use it; see `server.api_key_env`"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,16 @@ from specserve.deploy.targets import render
 from specserve.profile.load import load_profile, with_alternative
 
 ROOT = Path(__file__).parents[2]
-Make = Callable[..., Deployment]
-Files = Callable[..., Mapping[str, str]]
+PROFILES = sorted(file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_"))
 
 
 def made_of(
-    file: str | Path,
-    *settings: str,
-    image: str | None = None,
-    version: str = "0.33",
-    alternative: str | None = None,
+    file: Path, *settings: str, image: str | None = None, alternative: str | None = None
 ) -> Deployment:
     """The deployment of a profile file by one version's shipped table."""
     profile = with_alternative(load_profile(str(file), settings=settings), alternative)
     cpu = profile.hardware is not None and profile.hardware.accelerator == "cpu"
-    return deployment(
-        profile,
-        version=version,
-        platform="cpu" if cpu else "cuda",
-        image=image,
-    )
+    return deployment(profile, version="0.33", platform="cpu" if cpu else "cuda", image=image)
 
 
 def files_of(target: str, made: Deployment, *, folder: Path = ROOT / "deploy" / "x") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What all targets share: names, images, models, sizes."""
+"""What all targets share: names, models, places, GPUs of a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.deploy.deployment import dns_label, official, release
+from specserve.deploy.deployment import dns_label
 from specserve.deploy.targets import caveats
 from specserve.errors import UsageError
 from specserve.plan.uses import contained
@@ -25,32 +25,6 @@ def test_every_name_becomes_one_that_a_service_may_have(name: str) -> None:
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", dns_label(name))
 
 
-def test_a_good_name_stays() -> None:
-    assert dns_label("llama70b-8b") == "llama70b-8b"
-    assert dns_label("8b Llama_3.1") == "m-8b-llama-3-1"
-
-
-@pytest.mark.parametrize(
-    ("version", "number"),
-    [("0.33", "0.33.0"), ("0.32.0+cpu", "0.32.0"), ("0.33.1", "0.33.1"), ("v0.33.0rc1", "0.33.0rc1")],
-)
-def test_the_image_is_that_of_the_version(version: str, number: str) -> None:
-    assert release(version) == number
-    assert official(version, platform="cuda").reference == f"vllm/vllm-openai:v{number}"
-    assert official(version, platform="cpu").reference == f"vllm/vllm-openai-cpu:v{number}"
-
-
-@pytest.mark.parametrize("text", ["", "a b", "image:tag; rm", "x@sha256:123", "Upper/case", "a\nb"])
-def test_what_is_no_image_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a valid image reference"):
-        official("0.33", platform="cuda", reference=text)
-
-
-def test_an_image_of_ones_own_may_lie_in_any_registry() -> None:
-    image = official("0.33", platform="cuda", reference="registry.example:5000/team/vllm:v0.33.0-patched")
-    assert not image.is_pinned
-
-
 def test_what_a_lock_says_goes_into_the_container_with_the_model() -> None:
     profile = load_profile(str(ROOT / "configs" / "demo.yaml"))
     paths = [profile.target.model, profile.speculation.model if profile.speculation else ""]
@@ -61,24 +35,50 @@ def test_what_a_lock_says_goes_into_the_container_with_the_model() -> None:
     assert fingerprint(contained(locked)[0]) == fingerprint(replace(locked, alternatives={}))
 
 
-def test_only_what_is_read_counts_as_a_path() -> None:
-    made = made_of(LLAMA, "frontend.root_path=/llm", "frontend.chat_template=/files/chat.jinja")
-    assert [mount.name for mount in made.mounts] == ["chat.jinja"]
-    assert "/llm" in made.plan.argv and "./chat.jinja" in made.plan.argv
-
-
-def test_each_repository_is_downloaded_once_at_its_revision() -> None:
+def test_what_the_launch_reads_is_mounted_under_the_name_that_it_reads() -> None:
+    adapters = 'frontend.lora_modules=["sql=/data/sql", "org=org/one"]'
     made = made_of(
         LLAMA,
-        "target.revision=abc",
-        "speculation.model=meta-llama/Llama-3.1-70B-Instruct",
-        "speculation.revision=abc",
+        "target.model=/a/model",
+        "speculation.model=/b/model",
+        "frontend.root_path=/llm",
+        "frontend.chat_template=/files/chat.jinja",
+        "engine.enable_lora=true",
+        adapters,
     )
-    assert [(one.step, one.revision) for one in made.downloads] == [("target", "abc")]
-    made = made_of(LLAMA, "target.tokenizer=org/tokenizer")
-    assert [(one.step, one.tokenizer_only) for one in made.downloads] == [
-        ("target", False), ("tokenizer", True), ("draft", False),
-    ]  # fmt: skip
+    words = list(made.plan.argv)
+    assert words[2] == "./model" and {"/llm", "./chat.jinja", "sql=./sql", "org=org/one"} <= {*words}
+    assert {(mount.name, mount.path) for mount in made.mounts} == {
+        ("model", "/a/model"),
+        ("model-2", "/b/model"),
+        ("chat.jinja", "/files/chat.jinja"),
+        ("sql", "/data/sql"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (
+            (
+                "target.revision=abc",
+                "speculation.model=meta-llama/Llama-3.1-70B-Instruct",
+                "speculation.revision=abc",
+            ),
+            [("speculation.model", False)],
+        ),
+        (("target.tokenizer=org/x",), [("speculation.model", False), ("target.tokenizer", True)]),
+        (("target.tokenizer=meta-llama/Llama-3.1-8B-Instruct",), [("speculation.model", False)]),
+    ],
+    ids=["one repository", "a tokenizer", "the draft's tokenizer"],
+)
+def test_each_repository_is_downloaded_once_and_whole(
+    settings: tuple[str, ...], wanted: list[tuple[str, bool]]
+) -> None:
+    made = made_of(LLAMA, *settings)
+    later = [(use.path, use.tokenizer_only) for use in made.downloads if use.path != "target.model"]
+    assert later == (wanted if len(made.downloads) > 1 else [])
+    assert made.downloads[0].model == "meta-llama/Llama-3.1-70B-Instruct"
 
 
 def test_nodes_that_cannot_be_planned_are_refused() -> None:
@@ -92,7 +92,12 @@ def test_ray_needs_no_ranks_of_ours() -> None:
     assert made_of(LLAMA, "hardware.nodes=2", "engine.distributed_executor_backend=ray").ranks == ()
 
 
-def test_places_of_the_profiles_host_to_write_to_are_left_out_and_told() -> None:
+def test_accelerators_of_others_are_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match=": specserve cannot write containers for"):
+        made_of(LLAMA, "hardware.accelerator=MI300X-192GB")
+
+
+def test_places_of_the_profiles_host_to_write_to_are_left_out_with_a_note() -> None:
     written = ("env.HF_HOME=/data/hf", "env.NOTE=x", "engine.download_dir=/data/models")
     made = made_of(LLAMA, *written)
     for target in ("compose", "kubernetes", "systemd"):
@@ -100,14 +105,6 @@ def test_places_of_the_profiles_host_to_write_to_are_left_out_and_told() -> None
     assert made.plan.fingerprint == fingerprint(load_profile(str(LLAMA), settings=written))
     (note,) = [line for line in caveats(made, "compose") if "left out" in line]
     assert "`env.HF_HOME`, `engine.download_dir`" in note
-
-
-def test_adapters_are_mounted_where_the_launch_reads_them() -> None:
-    made = made_of(LLAMA, "engine.enable_lora=true", 'frontend.lora_modules=["sql=/data/sql", "org=org/one"]')
-    words = list(made.plan.argv)
-    at = words.index("--lora-modules")
-    assert words[at + 1 : at + 3] == ["sql=./sql", "org=org/one"]
-    assert [(mount.name, mount.path) for mount in made.mounts] == [("sql", "/data/sql")]
 
 
 @pytest.mark.parametrize("target", ["compose", "kubernetes", "systemd"])

@@ -12,38 +12,36 @@ from specserve.deploy.targets import TARGETS
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 CONFIGS = ROOT / "configs"
-SERVERS = {
-    "demo": (CONFIGS / "demo.yaml", ()),
-    "llama": (CONFIGS / "llama70b-8b.yaml", ("server.api_key_env=LLAMA_KEY",)),
-    "eagle3": (CONFIGS / "llama33-70b-eagle3.yaml", ("engine.enforce_eager=true", "env.NCCL_DEBUG=WARN")),
-}
 CASES = [
     ("llama", "compose", "compose.yaml"),
     ("llama", "kubernetes", "deployment.yaml"),
-    ("llama", "kubernetes", "kustomization.yaml"),
     ("llama", "ray", "serve.yaml"),
     ("llama", "systemd", "llama70b-8b.service"),
-    ("demo", "monitoring", "prometheus.yml"),
     ("eagle3", "sglang", "launch.sh"),
     ("pools", "kubernetes", "components/canary-analysis/analysistemplate.yaml"),
-    ("pools", "kubernetes", "components/routes/httproute.yaml"),
 ]
 
 
 @pytest.mark.parametrize(("server", "target", "path"), CASES, ids=lambda part: part.replace("/", "-"))
 def test_the_file_is_what_was_reviewed(
-    server: str, target: str, path: str, pools: Deployment, golden: Callable[[str, str], None]
+    server: str,
+    target: str,
+    path: str,
+    llama: Deployment,
+    pools: Deployment,
+    golden: Callable[[str, str], None],
 ) -> None:
-    made = pools if server == "pools" else made_of(SERVERS[server][0], *SERVERS[server][1])
+    settings = ("engine.enforce_eager=true", "env.NCCL_DEBUG=WARN")
+    eagle3 = made_of(CONFIGS / "llama33-70b-eagle3.yaml", *settings)
+    made = {"llama": llama, "eagle3": eagle3, "pools": pools}[server]
     golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made)[path])
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"sglang"}))  # which does not serve on a CPU
 def test_another_checkout_gives_the_same_bytes(target: str, tmp_path: Path) -> None:
     text = (CONFIGS / "demo.yaml").read_text()
-    folders = [tmp_path / "one", tmp_path / "two" / "deeper"]
     rendered = []
-    for folder in folders:
+    for folder in (tmp_path / "one", tmp_path / "two" / "deeper"):
         (folder / "configs").mkdir(parents=True)
         (folder / "configs" / "demo.yaml").write_text(text)
         made = made_of(folder / "configs" / "demo.yaml")

@@ -22,39 +22,11 @@ from specserve.profile.load import load_profile
 from specserve.sglang.options import launch_sglang
 from tests.deploy.conftest import ROOT, files_of, made_of
 
-LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))
+LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 EAGLE3 = load_profile(str(ROOT / "configs" / "llama33-70b-eagle3.yaml"))
 TEXT = st.text(
     alphabet=st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20
 )
-NASTY = st.sampled_from(
-    [
-        "a\nExecStartPre=/bin/false",
-        "x\\",
-        "a\u2028b",
-        "${HOME}",
-        "$(id)",
-        "%n",
-        "'\"`;&|",
-        "# x",
-        "---\n",
-        "\t",
-    ]
-)
-
-
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(TEXT | NASTY, TEXT | NASTY, TEXT | NASTY)
-def test_no_text_becomes_a_directive(name: str, served: str, value: str) -> None:
-    server = replace(LLAMA.server, served_model_name=served)
-    profile = replace(LLAMA, name=name, server=server, env={"NOTE": value})
-    made = deployment(profile, version="0.33", platform="cuda")
-    usual = made_of(ROOT / "configs" / "llama70b-8b.yaml", "env.NOTE=x", "server.served_model_name=x")
-    unit, plain = (next(iter(files_of("systemd", one).values())) for one in (made, usual))
-    assert _keys(unit) == _keys(plain)
-    read_by_systemd(unit, made)
-    read_by_compose(files_of("compose", made)["compose.yaml"], made)
-    read_by_kubernetes(files_of("kubernetes", made)["deployment.yaml"], made)
 
 
 @settings(
@@ -62,7 +34,7 @@ def test_no_text_becomes_a_directive(name: str, served: str, value: str) -> None
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
 )
-@given(TEXT | NASTY, TEXT | NASTY, TEXT | NASTY, TEXT | NASTY)
+@given(TEXT, TEXT, TEXT, TEXT)
 def test_no_text_becomes_a_command_of_sglangs_script(
     tmp_path: Path, name: str, served: str, value: str, folder: str
 ) -> None:
@@ -84,11 +56,6 @@ def test_no_text_becomes_a_command_of_sglangs_script(
 def _keys(unit: str) -> list[str]:
     """The sections and directives of a unit."""
     return [line.partition("=")[0] for line in unit.split("\n") if line and not line.startswith("#")]
-
-
-def test_accelerators_of_others_are_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match=": specserve cannot write containers for"):
-        made_of(ROOT / "configs" / "llama70b-8b.yaml", "hardware.accelerator=MI300X-192GB")
 
 
 _SPLIT = re.compile(r"""\s*((?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"'\\]|\\.)+)""", re.S)
@@ -174,10 +141,18 @@ def read_by_systemd(unit: str, made: Deployment, *, plan: Any = None, leader: st
     (after,) = found["ExecStartPost"]
     shell, option, script = systemd_words(after, variables={})
     assert (shell, option) == ("/bin/sh", "-c") and script.startswith("while kill -0 $MAINPID; do curl -fsS")
-    assert f"{made.scheme}://{made.reached_host}:{plan.port}/health" in shlex.split(script)
+    assert f"{made.scheme}://{made.address}/health" in shlex.split(script)
     lines = [systemd_words(line, variables=None) for line in found["Environment"]]
     variables = dict(word.partition("=")[::2] for (word,) in lines)
     assert variables.items() >= texts_of(made).items()
+
+
+def read_staging(script: str, made: Deployment) -> None:
+    """Asserts that a shell downloads each repository."""
+    words = [word for word in shlex.split(script) if word not in ("&&", "--exclude", "--include")]
+    starts = [at for at, word in enumerate(words) if words[at : at + 2] == ["hf", "download"]]
+    wanted = [["hf", "download", *one] for one in staged_of(made)]
+    assert [words[at : at + len(one)] for at, one in zip(starts, wanted, strict=True)] == wanted
 
 
 def read_by_compose(text: str, made: Deployment) -> None:
@@ -193,10 +168,8 @@ def read_by_compose(text: str, made: Deployment) -> None:
     volumes = [one for one in services["vllm"]["volumes"] if isinstance(one, dict)]
     assert [Path(one["target"]).name for one in volumes] == [mount.name for mount in made.mounts]
     if made.downloads:
-        steps = " ".join(services["stage"]["command"]).split(" && hf ")
-        words = [shlex.split(step) for step in steps]
-        for step, (model, *_) in zip(words, staged_of(made), strict=True):
-            assert model in step
+        (script,) = services["stage"]["command"]
+        read_staging(script, made)
 
 
 def read_by_kubernetes(text: str, made: Deployment) -> None:
@@ -206,9 +179,8 @@ def read_by_kubernetes(text: str, made: Deployment) -> None:
     assert [kubernetes_text(word) for word in server["command"] + server["args"]] == list(made.plan.argv)
     given = {one["name"]: kubernetes_text(one["value"]) for one in server["env"] if "value" in one}
     assert given.items() >= texts_of(made).items()
-    words = [[kubernetes_text(word) for word in one["command"]] for one in spec.get("initContainers", ())]
-    wanted = [["hf", "download", *one] for one in staged_of(made)]
-    assert [found[: len(one)] for found, one in zip(words, wanted, strict=True)] == wanted
+    for stage in spec.get("initContainers", ()):
+        read_staging(kubernetes_text(stage["command"][-1]), made)
 
 
 HOSTILE = [
@@ -217,6 +189,7 @@ HOSTILE = [
     "#x", ";", "---", "~", "yes", "0x1f", "1e3", ": ", "[x", "&a", "*a", "!t", "`id`", "a b", "--help", "-x", "ü🙂",
 ]  # fmt: skip
 PLACES = {
+    "name": "{}",
     "target.model": "/models/{}", "target.tokenizer": "org/{}", "target.revision": "{}", "speculation.model": "{}",
     "speculation.revision": "{}", "server.served_model_name": "{}", "server.host": "{}", "env.NOTE": "{}",
     "frontend.chat_template": "{}", "frontend.root_path": "{}", "frontend.allowed_origins": ["{}"],
@@ -238,12 +211,12 @@ def hostile(text: str, folder: Path, *more: str) -> tuple[Deployment, list[str]]
         written = json.dumps(filled(form, text), ensure_ascii=False)
         setting = f"{place}={written}".replace("\u2028", "\\u2028")
         try:
-            made_of(ROOT / "configs" / "llama70b-8b.yaml", setting)
+            made_of(LLAMA, setting)
         except (ProfileError, UsageError):
             continue
         settings.append(setting)
         taken.append(place)
-    return made_of(ROOT / "configs" / "llama70b-8b.yaml", *settings, *more), taken
+    return made_of(LLAMA, *settings, *more), taken
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -251,6 +224,7 @@ def test_each_target_reads_the_words_of_the_plan(text: str, tmp_path: Path) -> N
     made, taken = hostile(text, tmp_path)
     assert {"env.NOTE", "frontend.chat_template"} <= set(taken) and made.plan.env["NOTE"] == text
     (unit,) = files_of("systemd", made).values()
+    assert {*_keys(unit)} == {*_keys(*files_of("systemd", hostile("x", tmp_path)[0]).values())}
     read_by_systemd(unit, made)
     read_by_compose(files_of("compose", made)["compose.yaml"], made)
     read_by_kubernetes(files_of("kubernetes", made)["deployment.yaml"], made)

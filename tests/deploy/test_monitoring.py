@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import prometheus, timeseries
+from grafana_foundation_sdk.models.dashboard import Dashboard, Panel
 
-from specserve.deploy.monitoring import HEAD, alert_groups, canary_alerts, dashboard
+from specserve.deploy.monitoring import HEAD, alert_groups, canary_alerts, shipped
 from specserve.profile.schema import Profile
 from specserve.profile.writer import yaml_text
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "specserve" / "deploy"
 EXPORTED = ROOT / "tests" / "data" / "vllm_metrics.txt"
 """A server with speculation: one series of each name."""
 PROMTOOL = shutil.which("promtool")
@@ -34,14 +38,17 @@ expect:
 MakeProfile = Callable[[str], Profile]
 
 
+BOARD: dict[str, Any] = json.loads(shipped("dashboard.json"))
+
+
 def alert_rules(profile: Profile | None = None) -> str:
-    """The rule file as `render --to monitoring` writes it."""
-    return yaml_text({"groups": alert_groups(profile)}, head=HEAD)
+    """The rule file as `render --to monitoring` writes it; without a profile, as it is shipped."""
+    return yaml_text({"groups": alert_groups(profile)}, head=HEAD) if profile else shipped("alerts.yaml")
 
 
 def queries() -> list[str]:
     """Every PromQL expression of the dashboard."""
-    return [target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]]
+    return [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
 
 
 def rules(text: str) -> list[dict[str, Any]]:
@@ -51,10 +58,6 @@ def rules(text: str) -> list[dict[str, Any]]:
 def expressions(*, of: MakeProfile | None = None) -> Iterable[str]:
     text = alert_rules(of(PROMISING)) if of else alert_rules()
     return (*(rule["expr"] for rule in rules(text)), *queries())
-
-
-def test_the_rules_are_those_of_the_shipped_file() -> None:
-    assert SHIPPED.joinpath("alerts.yaml").read_text(encoding="utf-8") == alert_rules()
 
 
 def test_every_metric_is_one_that_vllm_exports(profile: MakeProfile) -> None:
@@ -95,23 +98,41 @@ def test_a_profiles_promises_become_alerts_the_weakest_of_each_kind(profile: Mak
 
 
 def test_a_profile_without_speculation_promises_none(profile: MakeProfile) -> None:
-    assert alert_rules(profile("speculation: null")) == alert_rules()
+    assert alert_rules(profile("speculation: null")) == alert_rules()  # as it would be written
 
 
-def test_the_dashboard_is_laid_out_without_gaps_and_overlaps() -> None:
-    board = json.loads(dashboard())
-    taken: set[tuple[int, int]] = set()
-    for panel in board["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken
-        taken |= cells
-    assert len(taken) == 24 * (1 + max(y for _, y in taken))
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+def test_every_panel_shows_what_a_rule_records_or_vllm_exports() -> None:
+    recorded = {rule["record"] for rule in rules(alert_rules()) if "record" in rule}
+    asked = {query.partition("{")[0] for query in queries()}
+    assert {name for name in asked if not name.startswith("vllm:")} <= recorded
+    assert len(asked) == len(queries()) == 8
+
+
+def lost(mine: Any, theirs: Any, at: str = "") -> Iterator[str]:
+    """Where a value is not what it was; what Grafana adds by itself is no loss."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key, value in mine.items():
+            yield from lost(value, theirs.get(key), f"{at}/{key}")
+    elif isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            yield from lost(one, other, f"{at}/{number}")
+    elif mine != theirs:
+        yield f"{at}: {mine!r} became {theirs!r}"
+
+
+def test_grafanas_own_models_know_all_that_the_dashboard_says() -> None:
+    register_default_plugins()
+    wrong = copy.deepcopy(BOARD)
+    wrong["panels"][0]["fieldConfig"]["defaults"]["units"] = "short"
+    for board, problems in (
+        (BOARD, []),
+        (wrong, ["/panels/0/fieldConfig/defaults/units: 'short' became None"]),
+    ):
+        read = Dashboard.from_json(board)
+        assert list(lost(board, json.loads(JSONEncoder().encode(read)))) == problems
+    panels = [panel for panel in read.panels or [] if isinstance(panel, Panel)]
+    assert {type(panel.options) for panel in panels} <= {timeseries.Options, type(None)}
+    assert {type(target) for panel in panels for target in panel.targets or []} == {prometheus.Dataquery}
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from tests.deploy.conftest import ROOT, files_of, made_of, objects_of
 from tests.deploy.schema import kubernetes_problems
 
 LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
-CADDY = Path(sys.executable).with_name("caddy")
 
 
 def components(made: Deployment) -> dict[str, Any]:
@@ -108,17 +105,6 @@ def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
     assert mounted == rendered == {"llama70b-8b-models", "llama70b-8b-cache"}
     added, own = claims("components/canary")
     assert added == mounted and not own
-
-
-def test_pods_on_other_nodes_share_the_claims(pools: Deployment) -> None:
-    files = files_of("kubernetes", pools)
-    patched = {path.split("/")[1] for path, text in files.items() if "accessModes" in text and "/" in path}
-    assert patched == {"canary"}
-
-
-def test_without_the_options_there_is_one_pool(llama: Deployment) -> None:
-    files = files_of("kubernetes", llama)
-    assert {path.split("/")[1] for path in files if "/" in path} == {"monitoring"}
 
 
 @pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.deploy.deployment import StagedModel, staging
+from specserve.deploy.deployment import staging
+from specserve.plan.uses import ModelUse
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -53,7 +54,7 @@ def test_staging_brings_what_vllm_reads_and_no_more(
     hf = Path(sys.executable).with_name("hf")
     if not hf.exists():
         pytest.skip("hf is not installed beside Python")
-    words = staging(StagedModel("target", "org/model", "a" * 40, tokenizer_only))
+    words = staging(ModelUse("target.model", "org/model", "a" * 40, tokenizer_only))
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
     subprocess.run([str(hf), *words[1:]], env=env, check=True, capture_output=True, timeout=60)
     snapshot = tmp_path / "cache" / "hub" / "models--org--model" / "snapshots" / ("a" * 40)

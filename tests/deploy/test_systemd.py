@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from specserve.deploy.deployment import Deployment
@@ -11,48 +10,32 @@ from tests.deploy.conftest import ROOT, files_of, made_of
 LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 
 
-def lines_of(made: Deployment, name: str | None = None, *, host: str = "127.0.0.1") -> list[str]:
-    return files_of("systemd", replace(made, host=host))[f"{name or made.name}.service"].splitlines()
+def lines_of(made: Deployment) -> list[str]:
+    (text,) = files_of("systemd", made).values()
+    return text.splitlines()
 
 
 def value_of(lines: list[str], key: str) -> str:
     return next(line for line in lines if line.startswith(f"{key}=")).partition("=")[2]
 
 
-def words_of(made: Deployment) -> list[str]:
-    """The command as systemd splits it: quotes as in C, `%%` and `$$` for one of each."""
-    words = shlex.split(value_of(lines_of(made), "ExecStart"))
-    return [word.replace("%%", "%").replace("$$", "$") for word in words]
-
-
-def test_the_command_is_the_plans_listening_where_the_profile_says(llama: Deployment) -> None:
-    words = words_of(llama)
-    argv = list(llama.plan.argv)
-    argv[argv.index("--host") + 1] = "127.0.0.1"
-    assert words == ["/opt/vllm/bin/vllm", *argv[1:]]
-
-
-def test_what_systemd_would_read_otherwise_is_quoted() -> None:
-    name = 'a "b" %h $HOME \\ c'
-    made = made_of(LLAMA, f"server.served_model_name={name}")
-    assert name in words_of(made)
-
-
 def test_a_start_ends_when_it_answers_or_when_it_died(llama: Deployment) -> None:
-    after = value_of(lines_of(llama, host="0.0.0.0"), "ExecStartPost")
+    after = value_of(lines_of(replace(llama, host="0.0.0.0")), "ExecStartPost")
     assert "http://127.0.0.1:8000/health" in after
     assert "kill -0 $$MAINPID" in after and after.endswith('exit 1"')
 
 
-def test_vllm_finds_the_compilers_of_its_kernels(llama: Deployment) -> None:
-    assert any(
-        line.startswith("Environment=PATH=/opt/vllm/bin:/usr/local/cuda/bin:") for line in lines_of(llama)
-    )
-
-
-def test_it_may_touch_little(llama: Deployment, demo: Deployment) -> None:
+def test_it_finds_compilers_and_caches_and_may_touch_little(llama: Deployment, demo: Deployment) -> None:
     lines = lines_of(llama)
-    for line in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):
+    assert any(line.startswith("Environment=PATH=/opt/vllm/bin:/usr/local/cuda/bin:") for line in lines)
+    for line in (
+        "CacheDirectory=llama70b-8b",
+        "Environment=HOME=%C/llama70b-8b",
+        "DynamicUser=yes",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "CapabilityBoundingSet=",
+    ):
         assert line in lines
     assert "PrivateDevices=yes" not in lines  # the GPUs are devices
     assert "PrivateDevices=yes" in lines_of(demo)
@@ -62,19 +45,15 @@ def test_secrets_lie_in_a_file_of_roots(llama: Deployment) -> None:
     lines = lines_of(llama)
     assert "EnvironmentFile=/etc/specserve/llama70b-8b.env" in lines
     assert not any(line.startswith("Environment=VLLM_API_KEY") for line in lines)
-    without = lines_of(made_of(LLAMA))
+    without = lines_of(made_of(LLAMA, "hardware.devices=[4,5,6,7]"))
     assert "EnvironmentFile=-/etc/specserve/llama70b-8b.env" in without  # a token may be there
-
-
-def test_devices_of_this_host_are_chosen(llama: Deployment) -> None:
-    lines = lines_of(made_of(LLAMA, "hardware.devices=[4,5,6,7]"))
-    assert "Environment=CUDA_VISIBLE_DEVICES=4,5,6,7" in lines
+    assert "Environment=CUDA_VISIBLE_DEVICES=4,5,6,7" in without
 
 
 def test_each_node_has_a_unit_and_learns_where_the_first_is(two_nodes: Deployment) -> None:
     files = files_of("systemd", two_nodes)
     assert sorted(files) == ["llama70b-8b-node0.service", "llama70b-8b-node1.service"]
-    first, second = (lines_of(two_nodes, f"llama70b-8b-node{rank}") for rank in (0, 1))
+    first, second = (text.splitlines() for text in files.values())
     assert value_of(second, "ExecStart").endswith(
         "--master-addr ${MASTER_ADDR} --master-port 29501 --headless"
     )
