@@ -257,8 +257,13 @@ def _words_of_file(config: Setting, name: str, folder: Path, unresolved: list[Fi
         return []
     tree, problems = parse(data, file=name)
     unresolved += problems
+    return words_of(tree) if tree else []
+
+
+def words_of(tree: Node) -> list[Word]:
+    """The words that vLLM makes of the arguments in a file."""
     words: list[Word] = []
-    for key, node in ((tree.mapping if tree else None) or {}).items():
+    for key, node in (tree.mapping or {}).items():
         flag = f"--no-{key}" if node.value is False else f"--{key}"
         if node.value is False and flag.replace("_", "-") not in options():
             continue

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from specserve.convert import forms
+from specserve.convert.arguments import words_of
+from specserve.convert.forms import at, text_at
 from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount, script_starts
+from specserve.convert.options import options
 from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, finding, unknown
 from specserve.diagnostics import Span
-from specserve.errors import UsageError
+from specserve.errors import UsageError, quoted
 from specserve.profile.problems import Stop
-from specserve.profile.source import Builder
+from specserve.profile.source import Builder, parse
 from specserve.profile.values import Node
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
@@ -25,12 +30,20 @@ _SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-\S+ (?:\w+ )?)*?-[a-z]*c ")
 _COMMAND = ("entrypoint", "command", "args")
 _READ = (
     "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name", "gpus",
+    "storageUri",
 )  # fmt: skip
 _PASSED = (
     "apiVersion", "kind", "metadata", "spec", "template", "containers", "selector", "status", "services", "version",
     "leaderWorkerTemplate", "leaderTemplate", "workerTemplate", "size", "model", "name", "volumes", "items",
+    "predictor",
 )  # fmt: skip
 """The keys of what lies around a container that are read, or say nothing by themselves."""
+_FILLED = (
+    "dnsPolicy", "schedulerName", "terminationMessagePath", "terminationMessagePolicy", "imagePullPolicy",
+    "enableServiceLinks", "preemptionPolicy", "priority", "progressDeadlineSeconds", "revisionHistoryLimit",
+    "restartPolicy", "terminationGracePeriodSeconds", "serviceAccount", "nodeName",
+)  # fmt: skip
+"""The keys that a cluster fills in."""
 _SCRIPT = re.compile(r"^(run|script|command|cmd|.*\.sh)$")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _LABELS = re.compile(r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I)
@@ -48,14 +61,22 @@ def containers(text: str, *, file: str) -> list[Launch]:
         documents = _documents(text, file=file)
     except UsageError as error:
         raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
+    documents = [item for root in documents for item in forms.objects(root)]
     found: list[Launch] = []
-    for root in documents:
+    formed = [_of_form(root, documents) for root in documents]
+    for root, made in zip(documents, formed, strict=True):
+        found += made
+        # a runtime is a part of its service's launch
+        if made or (any(formed) and text_at(root, "kind").endswith("ServingRuntime")):
+            continue
         for name, parents, mapping in _mappings(root):
             if any(key in mapping for key in _HELM):
                 raise helm
             found += _started(name, parents, mapping, documents)
     if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
         raise helm
+    if not found and (given := _of_config(documents, text, file=file)):
+        return [given]
     if not found:  # SkyPilot's `run`, a script in a ConfigMap
         for _, _, mapping in (item for root in documents for item in _mappings(root)):
             for key, word in mapping.items():
@@ -67,6 +88,48 @@ def containers(text: str, *, file: str) -> list[Launch]:
                     commands = script(word.text, file=file, line=word.span.line, variables=known)
                     found += script_starts(commands, word.text)
     return found
+
+
+def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
+    """What an object of `docker inspect`, the values of a chart or a KServe service starts."""
+    if not isinstance(root, dict):
+        return []
+    if held := forms.inspected(root):
+        return _started("", (), held, documents)
+    if served := forms.predicted(root, documents):
+        container, is_whole = served
+        found = _started("model", (root, root["spec"], root["spec"]["predictor"]), container, documents)
+        for given in found:
+            given.image = None if given.image and given.image.text == "vllm/vllm-openai" else given.image
+            if is_whole:
+                continue
+            name = text_at(root, "spec", "predictor", "model", "runtime") or "chosen by KServe"
+            text = f"the source does not say the options of its ServingRuntime, {quoted(name)}"
+            help = "convert it in one file with the service"
+            given.unresolved.append(finding("SD105", text, given.place, help=help))
+        return found
+    found = []
+    for container, keys in forms.charted(root):
+        for given in _started(text_at(container, "name"), (), container, documents):
+            for key in keys:
+                text = f"what the chart of its version makes of `{key}` is not in the source"
+                help = "write it as keys of the profile"
+                given.unresolved.append(finding("SD105", text, given.place, help=help))
+            if any((word.text, word.span) == (forms.NO_CACHING, given.place) for word in given.words):
+                given.notes.append(
+                    Note("engine.enable_prefix_caching", "the chart's default", given.place.line)
+                )
+            found.append(given)
+    return found
+
+
+def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
+    """vLLM's own file of arguments, which `vllm serve --config` takes: flags as keys, the model among them."""
+    tree, known = (parse(text.encode(), file=file)[0], options()) if len(documents) == 1 else (None, {})
+    words = words_of(tree) if tree else []
+    flags = [word.text for word in words if word.text.startswith("--")]
+    is_ours = "--model" in flags and sum(flag.replace("_", "-") in known for flag in flags) * 2 > len(flags)
+    return Launch("vllm", Word("vllm", words[0].span), words) if is_ours else None
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
@@ -102,18 +165,11 @@ def _mappings(
     if isinstance(value, dict):
         yield name, parents, value
         for key, item in value.items():
-            yield from _mappings(item, key, (*parents, value))
+            if key != "status":  # what a cluster says about it
+                yield from _mappings(item, key, (*parents, value))
     elif isinstance(value, list):
         for item in value:
             yield from _mappings(item, name, parents)
-
-
-def _at(value: Any, *keys: str) -> Any:
-    """What lies under these keys, in the first item of a list; None if nothing does."""
-    for key in keys:
-        value = value[0] if isinstance(value, list) and value else value
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _started(
@@ -125,8 +181,9 @@ def _started(
     is_compose = "services" in root
     parts = [_listed(mapping.get(name)) for name in _COMMAND]
     text = " ".join(word.text for part in parts for word in part)
-    kserve = _at(root, "kind") if key == "containers" else None
-    uri = _at(root, "spec", "model", "uri") if getattr(kserve, "text", "") == "LLMInferenceService" else None
+    is_llm = key == "containers" and text_at(root, "kind") == "LLMInferenceService"
+    uri = at(root, "spec", "model", "uri") if is_llm else mapping.get("storageUri")
+    uri = uri if isinstance(uri, Word) else None
     named = isinstance(image, Word) and is_image(_VARIABLE.sub(r"\1", _compose(image.text)))
     is_other = not (named or STARTS.search(text) or uri) or not (image is None or isinstance(image, Word))
     if is_other or key == "initContainers":
@@ -142,6 +199,7 @@ def _started(
                 lambda found: env[found[1]].text if found[1] in env else found[0], value.text
             )
             text = text if shell else _VARIABLE.sub(lambda found: unknown(found[1]), text)
+        text = forms.filled(text, root)
         return Word(text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span)
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
@@ -163,12 +221,25 @@ def _started(
         found.notes.append(Note("", f"the image `{held.text}` is the default of a variable", image.span.line))
     if not uri:
         return in_container(held, command, None, found)
-    made = in_container(held or Word("vllm/vllm-openai", uri.span), command, None, found)
-    served = _at(root, "spec", "model", "name")
+    return _of_uri(uri, held, command, found, at(root, "spec", "model", "name") if is_llm else None)
+
+
+def _of_uri(uri: Word, image: Word | None, command: list[Word], found: Launch, served: Any) -> list[Launch]:
+    """What a container of KServe starts, whose model is named by its address. `served`: the name it is served under."""
+    of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
+    if of_hub:
+        found.mounts.append((of_hub, forms.IN_KSERVE))
+    made = in_container(image or Word("vllm/vllm-openai", uri.span), command, None, found)
     for given in made:
-        given.image = held
-        if not given.words or given.words[0].text.startswith("--"):
-            given.words += [Word("--model", uri.span), Word(uri.text.removeprefix("hf://"), uri.span)]
+        given.image = image
+        is_named = any(re.match("--model(=|$)", word.text) for word in given.words)
+        if not is_named and (not given.words or given.words[0].text.startswith("--")):
+            if of_hub or uri.text.startswith("/"):
+                given.words += [Word("--model", uri.span), Word(of_hub or uri.text, uri.span)]
+            else:
+                text = f"KServe copies the model from {quoted(uri.text)}"
+                place = replace(uri.span, path="target.model")
+                given.unresolved.append(finding("SD105", text, place, help="write the path of its copy here"))
         if isinstance(served, Word) and not any(word.text.startswith("--served") for word in given.words):
             given.words += [Word("--served-model-name", served.span), served]
     return made
@@ -199,7 +270,7 @@ def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...])
     """The mounts of a container as `HOST:CONTAINER`; a volume by name has its name for the host's folder."""
     pod = parents[-1].get("volumes") if parents else None
     folders = {
-        item["name"].text: _at(item, "hostPath", "path")
+        item["name"].text: at(item, "hostPath", "path")
         for item in (pod if isinstance(pod, list) else [])
         if isinstance(item, dict) and isinstance(item.get("name"), Word)
     }
@@ -208,10 +279,10 @@ def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...])
             if isinstance(item, Word):
                 yield item.text
                 continue
-            inside = _at(item, "mountPath") or _at(item, "target")
-            source = folders.get(getattr(_at(item, "name"), "text", "")) or _at(item, "source")
+            inside = at(item, "mountPath") or at(item, "target")
+            source = folders.get(getattr(at(item, "name"), "text", "")) or at(item, "source")
             if isinstance(inside, Word):
-                under = _at(item, "subPath")
+                under = at(item, "subPath")
                 host = source.text if isinstance(source, Word) else "volume"
                 yield f"{host}{f'/{under.text}' if isinstance(under, Word) else ''}:{inside.text}"
 
@@ -235,15 +306,15 @@ def _add_surroundings(
     found: Launch, parents: tuple[Mapping[str, Any], ...], mapping: Mapping[str, Any], documents: list[Any]
 ) -> None:
     """GPUs, nodes and labels, and what is left out: other keys around the container, other services and documents."""
-    devices = _at(mapping, "deploy", "resources", "reservations", "devices")
-    ids, held = _at(devices, "device_ids"), _at(devices, "count") or mapping.get("gpus")
-    limits = [_at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS]
+    devices = at(mapping, "deploy", "resources", "reservations", "devices")
+    ids, held = at(devices, "device_ids"), at(devices, "count") or mapping.get("gpus")
+    limits = [at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS]
     found.devices = next((item for item in (held, *limits) if isinstance(item, Word)), None)
     if isinstance(ids, list) and ids and isinstance(ids[0], Word):
         found.devices = Word("device=" + ",".join(word.text for word in _listed(ids)), ids[0].span)
     chain = (*parents, mapping)
     for part in chain:
-        found.nodes = found.nodes or _at(part, "leaderWorkerTemplate", "size")
+        found.nodes = found.nodes or at(part, "leaderWorkerTemplate", "size")
         for key, value in part.items():
             labels = value.items() if key == "nodeSelector" and isinstance(value, dict) else ()
             for label, word in labels:
@@ -257,21 +328,23 @@ def _add_surroundings(
                 for held in (value if isinstance(value, list) else [value])
                 if held is item
             ]
-            is_read = key in (_READ if part is mapping else _PASSED) or key == "nodeSelector" or bool(inside)
+            is_read = key in (*(_READ if part is mapping else _PASSED), *_FILLED, "nodeSelector") or bool(
+                inside
+            )
             if is_read or key.startswith("x-") or (key, getattr(value, "text", "")) == ("replicas", "1"):
                 continue
             if key not in ("resources", "deploy") or _more_than_gpus(value):
                 found.left_out.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
-        if space := _at(part, "metadata", "namespace"):
+        if space := at(part, "metadata", "namespace"):
             found.left_out.append(f"namespace: {space.text}")
     services = parents[0].get("services") if parents else None
     if isinstance(services, dict):
         found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
         found.left_out = [text for text in found.left_out if text not in services]
     for root in documents:
-        kind, kept = _at(root, "kind"), root is (parents[0] if parents else mapping)
-        if isinstance(kind, Word) and not kept:
-            more = [_at(root, "metadata", "name"), _at(root, "spec", "type")]
+        kind, kept = at(root, "kind"), root is (parents[0] if parents else mapping)
+        if isinstance(kind, Word) and not kept and not kind.text.endswith("ServingRuntime"):
+            more = [at(root, "metadata", "name"), at(root, "spec", "type")]
             found.left_out.append(
                 " ".join([kind.text, *(word.text for word in more if isinstance(word, Word))])
             )

@@ -266,6 +266,10 @@ def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | Non
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
     image = given.image
     if image is None:
+        release = re.match(r"(\d{1,4})\.(\d{1,4})\b", given.version)
+        if release and (found := table(release[0])).exact:
+            notes.append(Note("vllm", f"the server says that it is vLLM {given.version}"))
+            return found, f">={release[0]},<{release[1]}.{int(release[2]) + 1}"
         return newest(), None
     tag, name = _TAG.search(image.text), quoted(readable(image.text))
     keep = "" if unresolved(image.text) else f"; `specserve render --image {image.text}` keeps it"

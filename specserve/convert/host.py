@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from specserve.convert.arguments import place_of
+from specserve.convert.arguments import Setting, place_of
 from specserve.convert.command import Sections
 from specserve.convert.launch import Launch
 from specserve.convert.words import UNKNOWN, Note, finding, readable
@@ -28,7 +30,7 @@ _SIZE = re.compile(r"\d+gb")
 def on_host(given: Launch, table: VllmTable) -> Launch:
     """The launch with the host's paths. A path that only the container has is an error, of a cache a note."""
     if not given.is_contained:
-        return given
+        return _with_note(replace(given, settings=_from_folder(given)), given.left_out)
     settings, env, notes, unresolved = dict(given.settings), {}, list(given.notes), list(given.unresolved)
     used: set[tuple[str, str]] = set()
 
@@ -83,11 +85,36 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
         if (host, path) not in used
     ]
     left += [f"port {word.text}" for word in given.published]
-    left = list(dict.fromkeys(readable(text) for text in (*left, *given.left_out)))
-    if left:
-        text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
-        notes.append(Note("", text, given.place.line))
-    return replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
+    given = replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
+    return _with_note(given, [*left, *given.left_out])
+
+
+def _with_note(given: Launch, left: list[str]) -> Launch:
+    """The launch with a note about what no profile holds."""
+    if not left:
+        return given
+    shown = ", ".join(map(quoted, dict.fromkeys(map(readable, left))))
+    text = f"a profile has no place for these settings: {shown}"
+    return replace(given, notes=[*given.notes, Note("", text, given.place.line)])
+
+
+def _from_folder(given: Launch) -> dict[str, Setting]:
+    """The settings with whole paths in the place of those that begin at the launch's folder."""
+
+    def whole(node: Node) -> Node:
+        if node.mapping is not None:
+            return replace(node, value={key: whole(item) for key, item in node.mapping.items()})
+        if not isinstance(node.value, str) or UNKNOWN.search(node.value):
+            return node
+        path = Path(given.folder, node.value)
+        if not (node.value.startswith(("./", "../")) or ("/" in node.value and path.exists())):
+            return node
+        return replace(node, value=os.path.normpath(path), raw=None)
+
+    settings = dict(given.settings)
+    for name in settings.keys() & set(_PATHS) if given.folder else ():
+        settings[name] = replace(settings[name], node=whole(settings[name].node))
+    return settings
 
 
 def _mount_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str] | None:

@@ -42,8 +42,8 @@ _SWITCH = re.compile(
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _OF_VLLM = re.compile("--(model|max-model-len|tensor-parallel-size|gpu-memory-utilization)")
 _MOST_NESTED = 4
-_NOT_OF_AN_ENGINE = ("PS1", "HOME", "SHELL", "LANG", "PWD")
-_OF_AN_ENGINE = re.compile(
+_NOTOF_AN_ENGINE = ("PS1", "HOME", "SHELL", "LANG", "PWD")
+OF_AN_ENGINE = re.compile(
     r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_|PYTHONPATH"
 )
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts only vLLM, without Dynamo"
@@ -67,6 +67,10 @@ class Launch:
     """When a script runs it, in the script's words."""
     is_contained: bool = False
     """Its paths are those of a container."""
+    folder: str = ""
+    """Where relative paths begin, if the source says so."""
+    version: str = ""
+    """Of vLLM, if a server says so."""
     image: Word | None = None
     """The container's image, its tag included."""
     mounts: list[tuple[str, str]] = field(default_factory=list)
@@ -187,8 +191,8 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word]
     kept = {
         name: word
         for name, word in exported.items()
-        if _OF_AN_ENGINE.match(name)
-        or (name not in (*_NOT_OF_AN_ENGINE, "PATH") and not re.search(rf"\$\{{?{re.escape(name)}\b", text))
+        if OF_AN_ENGINE.match(name)
+        or (name not in (*_NOTOF_AN_ENGINE, "PATH") and not re.search(rf"\$\{{?{re.escape(name)}\b", text))
     }
     path = exported.get("PATH")
     return kept, [

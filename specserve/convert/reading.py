@@ -15,6 +15,7 @@ from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.options import options
 from specserve.convert.python import ENGINES, launches
 from specserve.convert.shell import script
+from specserve.convert.units import units
 from specserve.convert.words import Note, Word, argv_words, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import FactError, UsageError, quoted, system_reason
@@ -25,7 +26,8 @@ from specserve.vllm.versions import newest
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(|^import \w+$", re.M)
-_YAML = re.compile(r"^[ \t{-]*\"?(image|services|apiVersion)\"?[ \t]*:", re.M)
+_YAML = re.compile(r"^[ \t{-]*\"?(image|services|apiVersion|Config|servingEngineSpec|model)\"?[ \t]*:", re.M)
+_UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Launch]:
@@ -45,7 +47,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
             problems.append(UsageError(f"specserve cannot read `{file}`: it is nested too deeply"))
             continue
         if found:
-            return [_with_settings(start, folder=folder) for start in found]
+            return [with_settings(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
     hint = (
@@ -117,7 +119,7 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
     if not found:
         what = quoted(words[0].text) if words else "nothing"
         raise UsageError(f"{what} is not a command that starts vLLM or SGLang")
-    return _with_settings(found[0], folder=folder)
+    return with_settings(found[0], folder=folder)
 
 
 def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
@@ -127,20 +129,25 @@ def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
         ".yaml": containers,
         ".yml": containers,
         ".json": containers,
+        ".service": units,
         ".sh": _from_shell,
     }
     named = readers.get(Path(file).suffix.lower())
+    unit = [units] if _UNIT.search(text) else []
     python = [launches] if _PYTHON.search(text) else []
     yaml = [containers] if _YAML.search(text) else []
-    return [named] if named else [*python, *yaml, _from_shell]
+    return [named] if named else [*unit, *python, *yaml, _from_shell]
 
 
 def _from_shell(text: str, *, file: str) -> list[Launch]:
     return script_starts(script(text, file=file), text)
 
 
-def _with_settings(given: Launch, *, folder: Path) -> Launch:
-    """The start with the settings of its command line; what is wrong with that becomes notes."""
+def with_settings(given: Launch, *, folder: Path) -> Launch:
+    """The start with the settings of its command line; what is wrong with that becomes notes.
+
+    `folder`: where relative paths of `--config` begin, unless the start says so itself.
+    """
     env = {name: without_placeholder(word) for name, word in given.env.items()}
     given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
     if given.is_call:
@@ -149,6 +156,7 @@ def _with_settings(given: Launch, *, folder: Path) -> Launch:
     known = translate.options(newest()) if sglangs else options()
     found: list[Finding] = []
     notes = list(dict.fromkeys(given.notes))
+    folder = Path(given.folder) if given.folder else folder
     settings = command_settings(
         given.words, known, folder=folder, found=found, unresolved=given.unresolved, positional=not sglangs
     )

@@ -117,6 +117,9 @@ def test_a_recipe_and_its_profile_give_vllm_the_same_arguments_except_what_notes
         if any("of the source's container" in finding.message for finding in result.unresolved):
             reasons["a path that only the container has"] += 1
             continue
+        if any("what the chart of its version makes" in finding.message for finding in result.unresolved):
+            reasons["a key of a chart that it alone reads"] += 1
+            continue
         assert not result.unresolved, given.words
         try:
             lines.append(planned(result, tmp_path, found.version))

@@ -129,9 +129,7 @@ run: |
   conda activate vllm
   python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
 """
-HELM = (
-    "servingEngineSpec:\n  modelSpec:\n  - modelURL: org/m\n    vllmConfig:\n      extraArgs: [--seed, '1']\n"
-)
+HELM = "decode:\n  containers:\n  - modelCommand: vllmServe\n    args: [--seed, '1']\n"
 CHART = "image: vllm/vllm-openai\nargs: ['--model', '{{ .Values.model }}']\n"
 CONFIG_MAP = """
 kind: ConfigMap

@@ -1,0 +1,127 @@
+"""The launch of a vLLM that runs: of a process here by its arguments, of a server by what its API and metrics tell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from specserve.convert.launch import OF_AN_ENGINE, Launch, starts
+from specserve.convert.words import Note, Word, argv_words, finding
+from specserve.diagnostics import Span
+from specserve.errors import FactError, UsageError, quoted
+from specserve.metrics.prometheus import Metrics
+from specserve.profile.source import COMMAND
+
+_PLACE = Span(COMMAND, 1, 1, 1, 2)
+_INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_CACHE = {
+    "cache_dtype": "--kv-cache-dtype", "gpu_memory_utilization": "--gpu-memory-utilization",
+    "num_gpu_blocks_override": "--num-gpu-blocks-override", "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
+    "mamba_cache_dtype": "--mamba-cache-dtype",
+}  # fmt: skip
+_OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
+"""What decides most of a server, and no endpoint tells."""
+
+
+def of_process(pid: int) -> Launch:
+    """The launch of a process by its arguments, environment and folder.
+
+    Raises UsageError for one that starts no vLLM, FactError for one that ended or is another user's.
+    """
+    try:
+        process = psutil.Process(pid)
+        words, found = _launched(process)
+        if not found:
+            family = [*process.parents(), *process.children()]
+            near = next((other.pid for other in family if _launched(other)[1]), None)
+            hint = f"`specserve convert --pid {near}` reads the vLLM beside it" if near else None
+            what = f" ({quoted(words[0].text)})" if words else ""
+            raise UsageError(f"process {pid}{what} is not the first process of a vLLM", hint=hint)
+        environ, folder = process.environ(), process.cwd()
+        is_contained = not Path(f"/proc/{pid}/ns/mnt").samefile("/proc/self/ns/mnt")
+    except (psutil.NoSuchProcess, FileNotFoundError) as error:  # a zombie is one too
+        raise FactError(f"no process {pid} runs here") from error
+    except (psutil.AccessDenied, PermissionError) as error:
+        hint = "run `specserve convert` as its user"
+        raise FactError(f"process {pid} is another user's", hint=hint) from error
+    given = found[0]
+    kept = {name: Word(value, _PLACE) for name, value in environ.items() if OF_AN_ENGINE.match(name)}
+    given.env, given.folder, given.is_contained = {**kept, **given.env}, folder, is_contained
+    if left := len(environ) - len(kept):
+        text = f"{left} variables of the process that no engine reads by their names are left out"
+        given.notes.append(Note("", text))
+    return given
+
+
+def _launched(process: psutil.Process) -> tuple[list[Word], list[Launch]]:
+    """The arguments of a process, and the launch that they are."""
+    words = argv_words(process.cmdline())[1]
+    return words, starts(words)
+
+
+def of_server(
+    url: str, models: Mapping[str, Mapping[str, Any]], version: str, metrics: Metrics | None, text: str
+) -> Launch:
+    """The launch of a server as far as its answers tell; what they do not is unresolved.
+
+    `models`: those of `/v1/models`; `version`: of `/version`; `text`: of `/metrics`. Raises UsageError
+    for a server that is not vLLM.
+    """
+    bases = {name: one for name, one in models.items() if not one.get("parent")}
+    if not bases or any(one.get("owned_by") != "vllm" for one in bases.values()):
+        raise UsageError(f"the server at {url} is not vLLM's", hint="`convert` can ask no other server")
+    first, about = next(iter(bases.items()))
+    root, longest = str(about.get("root") or first), about.get("max_model_len")
+    words = ["vllm", "serve", root]
+    if first != root:
+        words += ["--served-model-name", *bases]
+    if isinstance(longest, int):
+        words += ["--max-model-len", str(longest)]
+    adapters = [f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")]
+    where = urlsplit(url)
+    if where.port:
+        words += ["--port", str(where.port)]
+    if where.hostname in ("127.0.0.1", "::1", "localhost"):
+        words += ["--host", "127.0.0.1"]  # on what else it listens is not seen from here
+    if adapters:
+        words += ["--enable-lora", "--lora-modules", *adapters]
+    words += _of_cache(text)
+    given = Launch("vllm", Word("vllm", _PLACE), version=version)
+
+    def leave_open(message: str, help: str, path: str = "") -> None:
+        given.unresolved.append(finding("SD105", message, Span(url, 1, path=path), help=help))
+
+    text = f"the server does not tell {', '.join(map(quoted, _OPEN))} and other options"
+    leave_open(text, "write those that its command has, as keys of the profile")
+    if metrics is None:
+        leave_open("the server shows no metrics: whether it speculates is open", "write `speculation` if so")
+    elif metrics.speculates:
+        count = max(len(one.accepted_per_position) for one in metrics.acceptance.values())
+        words += ["--speculative-config", json.dumps({"num_speculative_tokens": count})]
+        text = f"the server speculates with K = {count}; it does not tell its method and draft"
+        leave_open(text, "write `method`, and `model` if it has one", "speculation.method")
+    given.words = argv_words(words)[1][2:]
+    return given
+
+
+def _of_cache(text: str) -> list[str]:
+    """The options that the labels of the cache's metric tell."""
+    labels = [dict(_LABEL.findall(info)) for info in _INFO.findall(text)]
+    cache, words = labels[0] if labels else {}, []
+    for name, flag in _OF_CACHE.items():
+        if (value := cache.get(name, "None")) not in ("None", "auto"):
+            words += [flag, value]
+    if cache.get("user_specified_block_size") == "True":
+        words += ["--block-size", cache.get("block_size", "")]
+    if cache.get("enable_prefix_caching") == "False":
+        words.append("--no-enable-prefix-caching")
+    if len({one.get("engine") for one in labels}) > 1:
+        words += ["--data-parallel-size", str(len(labels))]
+    return words
