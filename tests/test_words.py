@@ -14,6 +14,10 @@ ERRORS = re.compile(
     r"[A-Z]\w*(Error|Failed|Cached|Unreachable|Interrupted|NotFound|NoStart)|problem|Violation"
 )
 NAMES = ("FlashInfer", "LoRA")
+SCOLDS = re.compile(
+    r"(?i)\b(illegal|simply|please|oops|obviously|just|invalid syntax|sorry|bad luck)\b|!(?!=)"
+)
+IMPERATIVE = re.compile(r"(write|set|use|add|remove|install|run|leave|try|choose|move|name|check) ")
 CONDITIONS = re.compile(r"(?:^|[,;:] )where (?!the |other |it is|node )")
 
 
@@ -35,24 +39,26 @@ def text_of(node: ast.expr) -> str | None:
             return None
 
 
-def messages() -> Iterator[tuple[str, str]]:
-    """Each text that is given to an error or a finding, with its place."""
+def messages() -> Iterator[tuple[str, str, bool]]:
+    """Each text that is given to an error or a finding, with its place, and whether it is a way out."""
     for file in sorted((ROOT / "specserve").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                values = [*node.args, *(item.value for item in node.keywords if item.arg in ("help", "hint"))]
+                hints = [item.value for item in node.keywords if item.arg in ("help", "hint")]
+                values = [*((value, False) for value in node.args), *((value, True) for value in hints)]
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = "problem" if node.targets[0].id in ("hint", "message", "help_text") else ""
-                values = [node.value]
+                values = [(node.value, node.targets[0].id != "message")]
             else:
                 continue
-            if ERRORS.fullmatch(name):
-                texts = filter(None, map(text_of, values))
-                yield from ((f"{file.name}:{node.lineno}", text) for text in texts if " " in text)
+            for value, is_hint in values if ERRORS.fullmatch(name) else ():
+                if " " in (text := text_of(value) or ""):
+                    yield f"{file.name}:{node.lineno}", text, is_hint
 
 
-MESSAGES = list(messages())
+ALL = list(messages())
+MESSAGES = [(place, text) for place, text, _ in ALL]
 
 
 def test_there_are_messages_and_words_to_look_at() -> None:
@@ -66,6 +72,14 @@ def test_a_message_starts_in_lower_case_and_ends_without_a_full_stop() -> None:
         if (re.match(r"[A-Z][a-z]", text) and not text.startswith(NAMES)) or re.search(r"[a-z`]\.$", text)
     ]
     assert wrong == []
+
+
+def test_no_message_scolds_or_shouts_and_each_backtick_is_closed() -> None:
+    assert [(place, text) for place, text in MESSAGES if SCOLDS.search(text) or text.count("`") % 2] == []
+
+
+def test_a_message_is_a_fact_and_its_hint_says_what_to_do() -> None:
+    assert [(place, text) for place, text, is_hint in ALL if not is_hint and IMPERATIVE.match(text)] == []
 
 
 def test_a_condition_says_if() -> None:

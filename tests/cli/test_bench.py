@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,32 +14,32 @@ from specserve.errors import UsageError
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
+from specserve.report.bench import rendered
 from tests.cli.test_watch import detached
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from bench_result import example
+
 ROOT = Path(__file__).resolve().parents[2]
+Captured = pytest.CaptureFixture[str]
 DEFAULTS = (("chat", "code"), (1, 4))
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """The small demo pair with an alternative."""
-    content = {
-        "target": {"model": str(ROOT / "demo" / "target"), "max_model_len": 512},
-        "speculation": {
-            "method": "draft_model",
-            "model": str(ROOT / "demo" / "draft"),
-            "num_speculative_tokens": 4,
-        },
-        "alternatives": {"lookup": {"method": "ngram", "num_speculative_tokens": 3}},
-        "engine": {"enforce_eager": True, "kv_cache_memory_bytes": "256M", "max_num_seqs": 8},
-        "hardware": {"accelerator": "cpu"},
-    }
     file = tmp_path / "pair.yaml"
-    file.write_text(yaml.safe_dump(content))
+    file.write_text(
+        f"target: {{model: {ROOT / 'demo' / 'target'}, max_model_len: 512}}\n"
+        f"speculation: {{method: draft_model, model: {ROOT / 'demo' / 'draft'}, num_speculative_tokens: 4}}\n"
+        "alternatives: {lookup: {method: ngram, num_speculative_tokens: 3}}\n"
+        "engine: {enforce_eager: true, kv_cache_memory_bytes: 256M, max_num_seqs: 8}\n"
+        "hardware: {accelerator: cpu}\n"
+    )
     return file
 
 
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> str:
+def told(arguments: list[str], capsys: Captured, *, code: int = 0) -> str:
     """What a command line printed: stdout where it was done, stderr where not."""
     assert _run(["bench", *arguments]) == code
     captured = capsys.readouterr()
@@ -49,9 +50,7 @@ def in_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_dry_run_says_variants_launches_points_and_minutes(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_variants_launches_points_and_minutes(profile: Path, capsys: Captured) -> None:
     text = told([str(profile), "--dry-run", "--quick"], capsys)
     assert "nothing is started" in text
     for word in ("baseline", "profile", "lookup", "ngram K=3", "no speculation"):
@@ -61,7 +60,7 @@ def test_a_dry_run_says_variants_launches_points_and_minutes(
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_dry_run_has_one_form(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_has_one_form(profile: Path, capsys: Captured) -> None:
     error = told([str(profile), "--dry-run", "--format", "json"], capsys, code=2)
     assert "`--dry-run` and `--format` cannot be combined" in error
 
@@ -95,7 +94,7 @@ def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_i
     assert plan.launches == launches and len(plan.sessions) == (launches if together else 2 * launches)
 
 
-def test_running_servers_are_not_launched_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_servers_are_not_launched_again(capsys: Captured) -> None:
     arguments = ["127.0.0.1:9001", "--with", "again=127.0.0.1:9001", "--launches", "4", "--dry-run"]
     assert "`--launches` cannot start servers again" in in_line(told(arguments, capsys, code=2))
 
@@ -108,17 +107,19 @@ def test_files_whose_names_have_an_equals_sign_are_files(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     others = ("k=4.yaml", "lr=1/p.yaml", "new=4.yaml", "new=k=4.yaml", "a=b=c.yaml", "u=http://h:1/?a=b")
-    assert [named(each) for each in others] == [
-        (None, "k=4.yaml"),
-        (None, "lr=1/p.yaml"),
+    assert [each for each in others if named(each) == (None, each)] == [
+        "k=4.yaml",
+        "lr=1/p.yaml",
+        "a=b=c.yaml",
+    ]
+    assert [named(others[at]) for at in (2, 3, 5)] == [
         ("new", "4.yaml"),
         ("new", "k=4.yaml"),
-        (None, "a=b=c.yaml"),
         ("u", "http://h:1/?a=b"),
     ]
 
 
-def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: Captured) -> None:
     assert "lookup" not in told([str(profile), "--dry-run", "--alternative", "baseline"], capsys)
     assert "lookup" in told([str(profile), "--dry-run", "--alternative", "lookup"], capsys)
     error = told([str(profile), "--dry-run", "--alternative", "lokup"], capsys, code=2)
@@ -137,7 +138,7 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.Ca
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    arguments: list[str], message: str, profile: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, profile: Path, capsys: Captured
 ) -> None:
     whole = [str(profile), "--dry-run", *arguments] if arguments else []
     error = in_line(told(whole, capsys, code=2))
@@ -148,31 +149,46 @@ def test_what_cannot_be_meant_is_refused(
     "dry", [["--dry-run"], pytest.param([], marks=[pytest.mark.vllm, pytest.mark.installed])]
 )
 def test_a_workload_that_is_none_is_refused_before_anything_starts(
-    profile: Path, dry: list[str], capsys: pytest.CaptureFixture[str]
+    profile: Path, dry: list[str], capsys: Captured
 ) -> None:
     said = in_line(told([str(profile), "-w", "cod", *dry], capsys, code=2))
     assert "is neither a workload nor a file" in said and "workloads are chat, code" in said
     assert "ready" not in said
 
 
-def test_what_is_shown_takes_no_options_of_a_measurement(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("form", "beginning"),
+    [
+        ("text", "profile: pays at 3, inconclusive at 2"),
+        ("markdown", "### Bench"),
+        ("html", "<!doctype"),
+        ("json", '{\n  "version": 1'),
+    ],
+)
+def test_a_run_is_shown_again_in_any_form(
+    form: str, beginning: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    for more in (["-c", "4"], ["--with", "x"]):
+    (tmp_path / "result.json").write_text(rendered(example(), form="json"), encoding="utf-8")
+    assert _run(["bench", "--show", str(tmp_path), "--format", form]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith(beginning) and stderr == ""
+
+
+def test_what_is_shown_takes_no_options_of_a_measurement(tmp_path: Path, capsys: Captured) -> None:
+    assert "cannot read `nowhere`: No such file" in in_line(told(["--show", "nowhere"], capsys, code=2))
+    for more in (["-c", "4"], ["--with", "x"], ["-o", "b"], ["demo.yaml"]):
         said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
         assert "`--show` measures nothing" in said and "hint: leave" in said
 
 
-def test_a_profile_that_does_not_speculate_has_nothing_to_compare(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_that_does_not_speculate_has_nothing_to_compare(profile: Path, capsys: Captured) -> None:
     content = yaml.safe_load(profile.read_text())
     del content["speculation"], content["alternatives"]
     profile.write_text(yaml.safe_dump(content))
     assert "there is nothing to compare" in in_line(told([str(profile), "--dry-run"], capsys, code=2))
 
 
-def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: Captured) -> None:
     arguments = ["http://127.0.0.1:1", "--with", "b=http://127.0.0.1:2", "--dry-run"]
     assert "http://127.0.0.1:2" in told(arguments, capsys)
     error = told([*arguments, "--set", "target.dtype=float32"], capsys, code=2)
@@ -183,7 +199,7 @@ def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.C
 
 
 def test_detached_servers_are_taken_by_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
     detached("http://127.0.0.1:9", name="one")
@@ -192,14 +208,14 @@ def test_detached_servers_are_taken_by_their_names(
     assert "http://127.0.0.1:9" in text and "new" in text and "http://127.0.0.1:10" in text
 
 
-def test_a_server_that_does_not_answer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path, capsys: Captured) -> None:
     run = tmp_path / "run"
     arguments = ["http://127.0.0.1:9", "--with", "b=http://127.0.0.1:10", "-o", str(run)]
     said = in_line(told(arguments, capsys, code=2))
     assert "nothing listens at http://127.0.0.1:9" in said and "--resume" not in said
 
 
-def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: Captured) -> None:
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
     assert "continues a run with the options that it began with" in in_line(error)
     error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
@@ -211,9 +227,7 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
     assert "` is not a run of `specserve bench`" in in_line(error)
 
 
-def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(
-    profile: Path,
-) -> None:
+def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(profile: Path) -> None:
     profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
     found = plan_bench(BenchRequest(str(profile)), starts=False, notices=Notices()).points
     usual = [(name, load) for name in ("chat", "code") for load in (1, 4)]

@@ -47,13 +47,6 @@ def found(check: Check, text: str, machine: str, *options: str) -> tuple[int, di
     return code, {item["code"]: item for item in document["findings"]}, document["verdicts"][0]["memory"]
 
 
-def test_a_70b_with_a_draft_at_32k_on_four_small_gpus_is_an_error_with_exit_code_1(check: Check) -> None:
-    code, findings, memory = found(check, LARGE % 32768, "4xA100-40GB")
-    assert (code, memory["verdict"], findings["SD301"]["severity"]) == (1, "does_not_fit", "error")
-    code, findings, memory = found(check, LARGE % 16384, "4xA100-40GB")
-    assert (code, memory["verdict"], findings["SD302"]["severity"]) == (0, "tight", "warning")
-
-
 @pytest.mark.parametrize(("text", "machine"), SHORT)
 def test_a_little_more_than_the_optimistic_end_holds_is_an_error_and_as_much_is_not(
     check: Check, text: str, machine: str

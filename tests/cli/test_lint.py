@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -111,20 +110,14 @@ def test_a_file_that_may_not_be_read_is_a_finding(
     assert "permission denied" in capsys.readouterr().out
 
 
-def test_stdin_is_a_profile_too(specserve: Run) -> None:
+def test_stdin_is_a_profile_whose_lines_and_comments_count_as_those_of_a_file(specserve: Run) -> None:
     assert specserve("lint", "-", stdin=GOOD.encode()).returncode == 0
     done = specserve("lint", "-", stdin=WIDE.encode())
     assert done.returncode == 1
-    assert b"--> -:2:16" in done.stdout
-
-
-def test_lines_and_comments_of_stdin_count_as_those_of_a_file(specserve: Run) -> None:
-    done = specserve("lint", "-", stdin=WIDE.encode())
-    assert b"2 | server: {host: 0.0.0.0}" in done.stdout
+    assert b"--> -:2:16" in done.stdout and b"2 | server: {host: 0.0.0.0}" in done.stdout
     quiet = WIDE.replace("0.0.0.0}", "0.0.0.0}  # specserve: ignore[SD108] behind a firewall")
     done = specserve("lint", "-", stdin=quiet.encode())
-    assert (done.returncode, done.stdout) == (0, b"")
-    assert b"1 ignored" in done.stderr
+    assert (done.returncode, done.stdout) == (0, b"") and b"1 ignored" in done.stderr
 
 
 def test_an_editor_says_which_file_its_buffer_is(specserve: Run, write: Write, tmp_path: Path) -> None:
@@ -157,13 +150,6 @@ def test_pick_passes_over_what_is_no_profile_and_nothing_at_all_is_well(
     assert _run(["lint", "--pick", other]) == 0
     assert capsys.readouterr().err.startswith("All checks passed: 0 profiles")
     assert _run(["lint", "--pick", other, str(write(WIDE))]) == 1
-
-
-class Terminal(io.StringIO):
-    """A stream that a person looks at."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_value_can_be_overridden_before_it_is_judged(

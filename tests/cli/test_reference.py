@@ -24,10 +24,22 @@ def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.Cap
     assert [head.split()[1] for head in heads] == ["SD108", "SD104"]
 
 
-def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
-    done = specserve("rules", "SD104", "SD999")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"error: there is no rule `SD999`")
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("SD999", "`specserve rules` lists them"),
+        ("splitdraft", "did you mean `specserve rules split-draft`?"),
+        ("x" * 1000, "`specserve rules` lists them"),
+        ("\x1b[2J", "`specserve rules` lists them"),
+    ],
+)
+def test_one_unknown_code_shows_nothing_but_the_error_and_the_nearest(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["rules", "SD104", word]) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and stderr.startswith("error: there is no rule `") and len(stderr) < 250
+    assert f"hint: {hint}" in stderr and "\x1b" not in stderr
 
 
 def test_a_group_is_listed_and_a_code_beside_it_stands_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,11 +35,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_way_out(
-    capsys: pytest.CaptureFixture[str],
-    profile: Path,
-    arguments: list[str],
-    cause: str,
-    way_out: str,
+    capsys: pytest.CaptureFixture[str], profile: Path, arguments: list[str], cause: str, way_out: str
 ) -> None:
     assert _run(["tune", str(profile), "--dry-run", *arguments]) == 2
     told = " ".join(capsys.readouterr().err.split())

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run as run
+from specserve.hardware.host import free_port
 from specserve.serve import records
 from specserve.serve.files import identity
 from specserve.serve.records import Record, boot_id
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving
+from metrics_server import Script, Traffic, serving
 from watch_clock import traffic, use_clock
 
 DEAD = (0.01, 0.0, 0.0, 0.0)

@@ -41,10 +41,6 @@ def _after(head: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield from pieces
 
 
-def _redirect(target: str) -> Iterator[bytes]:
-    yield f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
-
-
 ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
     "endless": lambda: _after(_HEAD + b'\r\n{"data": [', _forever(b'{"id": "m"},')),
     "endless chunks": lambda: _after(
@@ -65,9 +61,6 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
         _EVENTS,
         _forever(b'data: {"choices": [{"index": 0, "delta": {"content": "' + b"a" * 4000 + b'"}}]}\n\n'),
     ),
-    "event": lambda: _after(_EVENTS + b"data: ", _forever(b"x")),
-    "comments": lambda: _after(_EVENTS, _forever(b": still here, and no token yet\n\n")),
-    "event lines": lambda: _after(_EVENTS, _forever(b"data: x\n")),
     "stream gzip": lambda: _after(
         _EVENTS[:-2] + f"Content-Encoding: gzip\r\nContent-Length: {len(_bomb())}\r\n\r\n".encode(),
         iter([_bomb()]),
@@ -114,7 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _attack(self) -> None:
         if self.elsewhere is not None:
-            self.wfile.writelines(_redirect(self.elsewhere + self.path))
+            head = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {self.elsewhere}{self.path}"
+            self.wfile.write(f"{head}\r\nContent-Length: 0\r\n\r\n".encode())
         elif self.attack in DRIPS:
             self.wfile.write(DRIPS[self.attack])
             while not self.over.wait(0.05):

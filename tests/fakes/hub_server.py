@@ -26,11 +26,9 @@ FAULTS = (
     "500",  # on every request
     "stall",  # takes the request and says nothing
     "reset",  # closes the connection
-    "short",  # promises more bytes than it sends
     "truncated",  # sends half of the bytes and promises only those
     "no-range",  # the whole file, whatever was asked for
     "no-size",  # lists files without their sizes
-    "wrong-size",  # lists files with other sizes
 )
 LARGE = (".safetensors", ".bin", ".gguf", "tokenizer.model")
 """Kept in LFS: their hash is listed, and they are redirected."""
@@ -198,14 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             blobs = "blobs" in query
             siblings = [_sibling(file, folder, blobs=blobs, fault=repository.fault) for file in files]
-            gated = "manual" if repository.gated else False
-            content = {
-                "id": name,
-                "sha": commit,
-                "siblings": siblings,
-                "gated": gated,
-                "private": repository.private,
-            }
+            access = {"gated": "manual" if repository.gated else False, "private": repository.private}
+            content = {"id": name, "sha": commit, "siblings": siblings, **access}
         body = json.dumps(content).encode() if repository.answer is None else repository.answer
         self._send(body, repository, {"Content-Type": "application/json"})
 
@@ -239,11 +231,11 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Code": code} | ({"X-Repo-Commit": commit} if commit else {})
         self._plain(status, b"{}", headers)
 
-    def _plain(self, status: int, body: bytes, headers: dict[str, str], *, length: int | None = None) -> None:
+    def _plain(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -273,11 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             body, status = body[first : last + 1], 206
         if fault == "truncated":
             body = body[: len(body) // 2]
-        length = None
-        if fault == "short":
-            self.close_connection = True
-            length, body = len(body), body[: len(body) // 2]
-        self._plain(status, body, headers, length=length)
+        self._plain(status, body, headers)
 
 
 def _etag(file: Path) -> str:
@@ -296,7 +284,7 @@ def _hash(file: Path, _changed_ns: int) -> str:
 def _sibling(file: Path, folder: Path, *, blobs: bool, fault: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"rfilename": file.relative_to(folder).as_posix()}
     if blobs and fault != "no-size":
-        size = file.stat().st_size + (1 if fault == "wrong-size" else 0)
+        size = file.stat().st_size
         entry |= {"size": size, "blobId": _etag(file)[:40]}
         if file.name.endswith(LARGE):
             entry["lfs"] = {"sha256": _etag(file), "size": size, "pointerSize": 134}
@@ -305,12 +293,8 @@ def _sibling(file: Path, folder: Path, *, blobs: bool, fault: str | None) -> dic
 
 def _tree_entry(file: Path, folder: Path) -> dict[str, Any]:
     size = file.stat().st_size
-    entry = {
-        "type": "file",
-        "path": file.relative_to(folder).as_posix(),
-        "size": size,
-        "oid": _etag(file)[:40],
-    }
+    path = file.relative_to(folder).as_posix()
+    entry: dict[str, Any] = {"type": "file", "path": path, "size": size, "oid": _etag(file)[:40]}
     if file.name.endswith(LARGE):
         entry["lfs"] = {"oid": _etag(file), "size": size, "pointerSize": 134}
     return entry

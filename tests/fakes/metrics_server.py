@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,18 +19,10 @@ class Traffic:
     drafts: int = 0
     accepted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     finished: int = 0
-    failed: int = 0
-    plain_tokens: int = 0
-    """Output tokens that came without a draft."""
     running: int = 0
-    waiting: int = 0
-    preemptions: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
     created_s: float | None = 1.79e9
     speculates: bool = True
     engine: str = "0"
-    model: str = "demo"
     _whole: threading.Lock = field(default_factory=threading.Lock)
     """No reading in the middle of a step."""
 
@@ -39,9 +30,8 @@ class Traffic:
         """So many more drafts, of which these shares are accepted per position."""
         with self._whole:
             self.drafts += drafts
-            self.accepted = [
-                count + round(drafts * share) for count, share in zip(self.accepted, shares, strict=True)
-            ]
+            more = zip(self.accepted, shares, strict=True)
+            self.accepted = [count + round(drafts * share) for count, share in more]
             self.finished += finished
 
     @property
@@ -50,17 +40,13 @@ class Traffic:
             return self._text()
 
     def _text(self) -> str:
-        labels = f'engine="{self.engine}",model_name="{self.model}"'
+        labels = f'engine="{self.engine}",model_name="demo"'
         rows: dict[str, dict[str, float]] = {
-            "request_success_total": {
-                f'{labels},finished_reason="stop"': self.finished,
-                f'{labels},finished_reason="error"': self.failed,
-            },
+            "request_success_total": {f'{labels},finished_reason="stop"': self.finished},
             "num_requests_running": {labels: self.running},
-            "num_requests_waiting": {labels: self.waiting},
-            "num_preemptions_total": {labels: self.preemptions},
+            "num_requests_waiting": {labels: 0},
             "prompt_tokens_total": {labels: 100 * self.finished},
-            "generation_tokens_total": {labels: self.drafts + sum(self.accepted) + self.plain_tokens},
+            "generation_tokens_total": {labels: self.drafts + sum(self.accepted)},
         }
         if self.created_s is not None:
             rows["generation_tokens_created"] = {labels: self.created_s}
@@ -73,19 +59,9 @@ class Traffic:
                     f'{labels},position="{index}"': count for index, count in enumerate(self.accepted)
                 },
             }
-        lines = [
+        return "".join(
             f"vllm:{name}{{{key}}} {value}\n" for name, row in rows.items() for key, value in row.items()
-        ]
-        for name, observed in (
-            ("time_to_first_token_seconds", self.ttft_s),
-            ("request_time_per_output_token_seconds", self.tpot_s),
-        ):
-            for bound in (0.05, 0.1, 0.5, 1.0, float("inf")):
-                count = sum(value <= bound for value in observed)
-                edge = "+Inf" if bound == float("inf") else bound
-                lines.append(f'vllm:{name}_bucket{{{labels},le="{edge}"}} {count}\n')
-            lines.append(f"vllm:{name}_sum{{{labels}}} {sum(observed)}\n")
-        return "".join(lines)
+        )
 
 
 @dataclass
@@ -178,9 +154,3 @@ def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> Loopback:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,9 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
+from itertools import accumulate
 from typing import Any
 
-from loopback import Loopback, served
+from loopback import served
 
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 SIZE = 60
@@ -57,6 +56,20 @@ def logprobs(before: tuple[int, ...], model: int) -> tuple[float, ...]:
     return tuple(value - total for value in logits)
 
 
+@lru_cache(maxsize=1 << 16)
+def ranked(before: tuple[int, ...], model: int) -> tuple[int, ...]:
+    """The tokens, the likeliest first."""
+    values = logprobs(before, model)
+    return tuple(sorted(range(SIZE), key=lambda token: -values[token]))
+
+
+@lru_cache(maxsize=1 << 16)
+def weights(before: tuple[int, ...], model: int, heat: float) -> tuple[float, ...]:
+    """Running sums of what each of the ranked tokens weighs at a temperature."""
+    values = logprobs(before, model)
+    return tuple(accumulate(math.exp(values[token] / heat) for token in ranked(before, model)))
+
+
 @dataclass
 class Model:
     """What is served and what is wrong with it."""
@@ -77,9 +90,7 @@ class Model:
     shows_metrics: bool = True
     returns_ids: bool = True
     scores: bool = True
-    owner: str = "vllm"
     ignores_stop: bool = False
-    ignores_penalties: bool = False
     breaks_json: bool = False
     key: str | None = None
     fails_after: int | None = None
@@ -128,11 +139,8 @@ class Model:
         self, ids: Sequence[int], written: Sequence[int], body: dict[str, Any], rng: random.Random
     ) -> int:
         """One more token, drawn as this server draws it."""
-        values = list(logprobs(tuple([*ids[-2:], *written[-2:]][-2:]), self.weights))
-        if not self.ignores_penalties and body.get("presence_penalty"):
-            for token in set(written):
-                values[token] -= body["presence_penalty"]
-        order = sorted(range(SIZE), key=lambda token: -values[token])
+        before = tuple([*ids[-2:], *written[-2:]][-2:])
+        order = ranked(before, self.weights)
         with self.lock:
             self.written += 1
             count = self.written
@@ -141,8 +149,7 @@ class Model:
             return order[1] if self.wrong_every and count % self.wrong_every == 0 else order[0]
         if self.stray_every and count % self.stray_every == 0:
             return order[-1]
-        weights = [math.exp(values[token] / (temperature * self.heat)) for token in order]
-        return rng.choices(order, weights)[0]
+        return rng.choices(order, cum_weights=weights(before, self.weights, temperature * self.heat))[0]
 
 
 class Refusal(Exception):
@@ -173,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
                     text += f'vllm:spec_decode_num_{name}_total{{engine="0"}} {times * count}\n'
             self._send(200, text)
         elif self.path == "/v1/models":
-            about = {"max_model_len": model.max_model_len, "owned_by": model.owner}
+            about = {"max_model_len": model.max_model_len, "owned_by": "vllm"}
             self._send(200, {"data": [{"id": model.name, **about}]})
         elif self.path == "/health":
             self._send(200, "")
@@ -250,8 +257,8 @@ def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]
     is_wrong = model.shaky and not any(earlier[: len(ids)] == ids for earlier in model.scored)
     model.scored += [ids] if is_wrong else []
     for index in range(1, len(ids)):
-        values = logprobs(tuple(ids[max(0, index - 2) : index]), model.weights)
-        order = sorted(range(SIZE), key=lambda token: -values[token])
+        before = tuple(ids[max(0, index - 2) : index])
+        values, order = logprobs(before, model.weights), ranked(before, model.weights)
         shift = -30.0 if is_wrong else model.rng.uniform(-model.noise, model.noise) if model.noise else 0.0
         entries = {ids[index]: order.index(ids[index]) + 1} | {
             token: rank for rank, token in enumerate(order[:count], start=1)
@@ -269,15 +276,3 @@ def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]
 def serving(model: Model) -> AbstractContextManager[str]:
     """The URL of a server with this model, on a free port of loopback."""
     return served(_Handler, model=model)
-
-
-def main() -> None:
-    """Serve as a process of its own: `--port 8000 heat=1.3 wrong_every=20`."""
-    port, faults = int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
-    model = Model(**{name: float(value) for name, value in faults.items()})  # type: ignore[arg-type]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    Loopback(("127.0.0.1", port), type("Handler", (_Handler,), {"model": model})).serve_forever()
-
-
-if __name__ == "__main__":
-    main()

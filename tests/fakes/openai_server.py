@@ -44,8 +44,6 @@ class Script:
     models: tuple[str, ...] = ("demo", "demo-lora")
     root: str = "org/demo"
     """Where the models come from, as vLLM says it: a Hub id or a folder."""
-    owner: str = "vllm"
-    """Whose server it is, as the list of models says it."""
     status: int = 200
     body: str = (
         '{"error": {"message": "engine \\u001b[31m dead", "type": "InternalServerError", "code": 500}}'
@@ -54,8 +52,6 @@ class Script:
     """`error`: an error object in the stream; `cut`: the connection breaks; `rubbish`: no JSON."""
     during: Callable[[int], None] | None = None
     """Called before the piece of this number is sent."""
-    counts: bool = False
-    """Whether it has `/tokenize`: a token a character, ten more around a chat."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     connections: set[tuple[str, int]] = field(default_factory=set)
@@ -108,19 +104,14 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(404, '{"detail": "Not Found"}')
         elif self.path == "/v1/models" and self._may():
-            models = [
-                {"id": name, "root": self.script.root, "owned_by": self.script.owner}
-                for name in self.script.models
-            ]
+            about = {"root": self.script.root, "owned_by": "vllm"}
+            models = [{"id": name, **about} for name in self.script.models]
             self._send(200, json.dumps({"object": "list", "data": models}))
         elif self.path != "/v1/models":
             self._send(404, '{"detail": "Not Found"}')
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize":
-            self._count(body)
-            return
         if not self._may():
             return
         script, chat = self.script, self.path == "/v1/chat/completions"
@@ -131,24 +122,13 @@ class _Handler(BaseHTTPRequestHandler):
             message = f"The model `{body['model']}` does not exist."
             self._send(404, json.dumps({"error": {"message": message, "type": "NotFoundError", "code": 404}}))
         elif chat and not script.has_template:
-            self._send(
-                400, json.dumps({"error": {"message": NO_TEMPLATE, "type": "BadRequestError", "code": 400}})
-            )
+            error = {"message": NO_TEMPLATE, "type": "BadRequestError", "code": 400}
+            self._send(400, json.dumps({"error": error}))
         elif not body.get("stream"):
             self._send(200, json.dumps({"choices": [{"index": 0, "finish_reason": "length", "text": "x"}]}))
         else:
             with suppress(ConnectionError):  # a client may leave
                 self._stream(chat)
-
-    def _count(self, body: dict[str, Any]) -> None:
-        """Outside of /v1, where no key is wanted; one must not be sent either."""
-        self.script.headers.append({name.lower(): value for name, value in self.headers.items()})
-        if not self.script.counts:
-            self._send(404, '{"detail": "Not Found"}')
-            return
-        chat = body.get("messages")
-        text = body["prompt"] if chat is None else "".join(part["content"] for part in chat) + 10 * "-"
-        self._send(200, json.dumps({"count": len(text), "max_model_len": 99, "tokens": []}))
 
     def _stream(self, chat: bool) -> None:
         script = self.script

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +16,6 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.busy: list[tuple[Script, tuple[float, ...]]] = []
-        self.due: list[tuple[float, Callable[[], None]]] = []
 
     def monotonic(self) -> float:
         return self.now_s
@@ -30,10 +29,6 @@ class Clock:
             for engine in script.engines:
                 for _ in range(round(seconds / 0.02)):
                     engine.step(200, shares, finished=2)
-        for at_s, happen in self.due:
-            if at_s <= self.now_s:
-                happen()
-        self.due = [one for one in self.due if one[0] > self.now_s]
         time.sleep(0.001)  # for the threads of the test
 
 
@@ -43,7 +38,6 @@ CLOCK = Clock()
 def use_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be the time of every watch in this process."""
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
-    monkeypatch.setattr(CLOCK, "due", [])
     monkeypatch.setattr("specserve.measure.watch.watch.time", CLOCK)
 
 

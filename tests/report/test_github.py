@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from specserve.diagnostics import Finding, Severity, Skipped, Span
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.report.formats import github
 
 AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
@@ -52,11 +52,3 @@ def test_a_file_is_seen_from_the_repository_wherever_the_step_runs(
     for name in ("configs/a.yaml", "./configs/../configs/a.yaml", str(tmp_path / "serving/configs/a.yaml")):
         _, properties, _ = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
         assert properties["file"] == "serving/configs/a.yaml"
-
-
-def test_a_group_that_did_not_run_is_a_warning_at_its_profile() -> None:
-    item = Skipped("a.yaml", "models", "no network, no cache", "unreachable")
-    command, properties, text = parsed(github([], skipped=[item]))
-    assert command == "warning"
-    assert properties == {"title": "specserve (models)", "file": "a.yaml"}
-    assert text == "a.yaml: not fully checked (models): no network, no cache"

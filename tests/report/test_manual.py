@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from specserve.checks.rules import all_rules
 from specserve.diagnostics import Severity
-from specserve.errors import UsageError
 from specserve.report.manual import Page, find, manual_text, pages
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
@@ -61,27 +58,6 @@ def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
     written = {code for file in PACKAGE.rglob("*.py") for code in literal.findall(file.read_text("utf-8"))}
     assert written <= known
     assert list(known) and list(pages()) == sorted(known)
-
-
-@pytest.mark.parametrize("word", ["SD104", "sd104", "split-draft", "Split_Draft", " SD104 "])
-def test_a_page_is_found_by_code_and_by_name_in_any_case(word: str) -> None:
-    assert find(word).code == "SD104"
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("splitdraft", "did you mean `specserve rules split-draft`?"),
-        ("what", "`specserve rules` lists them"),
-        ("x" * 1000, "`specserve rules` lists them"),
-        ("\x1b[2J", "`specserve rules` lists them"),
-    ],
-)
-def test_an_unknown_word_is_answered_with_the_nearest(word: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        find(word)
-    assert caught.value.hint and caught.value.hint.startswith(hint)
-    assert "\x1b" not in caught.value.message and len(caught.value.message) < 100
 
 
 def test_what_cannot_be_silenced_is_not_offered_a_comment() -> None:

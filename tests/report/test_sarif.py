@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.run import lint
-from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
+from specserve.diagnostics import Finding, Related, Report, Severity, Span
 from specserve.report.formats import sarif
 from specserve.report.manual import pages
 
@@ -57,11 +57,6 @@ def test_every_code_has_a_description_for_code_scanning() -> None:
         assert rule["helpUri"].endswith(f"docs/rules.md#{rule['id'].lower()}-{rule['name']}")
 
 
-def test_both_sides_are_in_the_message(three: Report) -> None:
-    message = log(*three.findings)["results"][0]["message"]["text"]
-    assert "draft asks for 2" in message and "_base.yaml:3:25: target runs on 4" in message
-
-
 @pytest.mark.parametrize(
     ("name", "uri"),
     [
@@ -85,12 +80,6 @@ def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
 def test_what_is_no_file_has_a_logical_place_only() -> None:
     result = log(replace(FINDING, span=Span("-", 3, 1, 3, 2)))["results"][0]
     assert result["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "-"}]}]
-
-
-def test_a_group_that_did_not_run_is_told() -> None:
-    skipped = Skipped("a.yaml", "models", "no network", "unreachable")
-    (note,) = log(skipped=(skipped,))["invocations"][0]["toolExecutionNotifications"]
-    assert note["message"]["text"] == "a.yaml: not fully checked (models): no network"
 
 
 @given(

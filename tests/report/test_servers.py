@@ -35,12 +35,6 @@ def test_a_server_is_a_line_and_what_is_wrong_stands_below() -> None:
     ]
 
 
-def test_text_from_elsewhere_gives_the_terminal_no_orders() -> None:
-    evil = dataclasses.replace(RECORD, drafts="\x07\x1b[2Jm")
-    text = table([Seen("x", "hung", "\x9b31m", evil)], now_s=1042)
-    assert not set(text) & set("\x1b\x07\x9b")
-
-
 def test_programs_get_all_of_it() -> None:
     content = json.loads(json_document({"servers": [READY, DEAD]}))
     ready, dead = content["servers"]

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from specserve.checks.run import lint
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile import source
 from specserve.profile.secrets import masked
-from specserve.report.findings import concise, render, summary
+from specserve.report.findings import render
 from specserve.report.text import Column, Table
 
 Write = Callable[..., Path]
@@ -36,31 +35,6 @@ def finding(file: Path, line: int, start: int, end: int, **more: object) -> Find
 
 def plain(*findings: Finding) -> str:
     return render(findings, stream=io.StringIO())
-
-
-def test_three_findings_read_like_this(
-    write: Write, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write("target:\n  model: ./target\n  tensor_parallel_size: 4", "_base.yaml")
-    write(
-        """
-        extends: ./_base.yaml
-        speculation:
-          method: draft_model
-          model: ./eagle3-draft
-          num_speculative_tokens: 5
-          draft_tensor_parallel_size: 2
-        engine: {max_num_sequences: 64}
-        server: {host: 0.0.0.0}
-        """,
-        "child.yaml",
-    )
-    report = lint(["child.yaml"])
-    text = plain(*report.findings).replace(str(tmp_path), "@@FOLDER@@")
-    golden("report/lint.txt", text)
-    golden("report/lint-concise.txt", concise(report.findings))
-    assert summary(report) == "Found 4 errors in 1 profile"
 
 
 def test_a_mark_stands_under_the_value_behind_a_tab(write: Write) -> None:
@@ -87,13 +61,6 @@ def test_of_a_long_line_the_part_with_the_mark_is_shown(write: Write) -> None:
     assert len(text[3]) <= 110 and "wrong: 2" in text[3] and text[3].count("…") == 2
     assert text[3][text[4].index("^") :].startswith("wrong")
     assert text[4].count("^") == 5
-
-
-def test_control_characters_of_a_file_reach_no_terminal(write: Write) -> None:
-    file = write("a: x\x1b[2Jy\u202ez  # \x9b31m")
-    text = plain(finding(file, 1, 4, 5, message="bad \x1b]0;t\x07", label="\x1b[1m", help="\x07"))
-    assert not set(text) & set("\x1b\x07\x9b\u202e")
-    assert "x\\x1b[2Jy" in text
 
 
 def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
@@ -123,30 +90,6 @@ def test_a_number_of_tokens_is_shown_beside_its_key(key: str) -> None:
 )
 def test_a_number_of_tokens_is_no_secret(write: Write, line: str) -> None:
     assert line.strip() in plain(finding(write(f"x:\n{line}"), 2, 1, 2))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "env: {HF_TOKEN: zzsecretzz99, VLLM_NCCL_SO_PATH: ./a.so}",
-        'env: {VLLM_NCCL_SO_PATH: ./a.so, MY_API_KEY: "zzsecretzz99"}',
-        "env: {VLLM_NCCL_SO_PATH: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
-        "server: {api_key: zzsecretzz99}",
-        "frontend: {api_key: zzsecretzz99}",
-        "engine: {hf_token: zzsecretzz99}",
-        "server: {api_key_env: zzsecretzz-99}",
-        "server: {port: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
-        "env: {DB_PASSWORD: {a: zzsecretzz99}}",
-        'env: {DB_PASSWORD: "zzsecretzz99\\0"}',
-        "name: hf_zzsecretzz99aaaaaaaaaaaaaaaa",
-    ],
-)
-def test_a_secret_is_shown_in_no_line_and_no_form(write: Write, line: str) -> None:
-    report = lint([str(write(f"target: {{model: a/b}}\n{line}"))])
-    assert report.findings
-    text = plain(*report.findings) + concise(report.findings)
-    assert "secretzz" not in text
-    assert "***" in text
 
 
 def test_colours_are_for_terminals_that_want_them(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

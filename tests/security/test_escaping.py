@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
+from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import escaped, in_one_line, json_text
-from specserve.report.findings import concise, render
+from specserve.report.findings import concise, failure, render
 from specserve.report.formats import github, report_json, sarif
 from specserve.report.servers import JsonView, TextView, table
 from specserve.report.text import json_document
-from specserve.serve import events
+from specserve.serve import events, records
 from specserve.serve.events import MemoryFigures
+from specserve.serve.files import private
 from specserve.serve.records import Ended, Record, Seen
 from specserve.serve.requests import shown
 
@@ -52,7 +54,7 @@ def report(text: str) -> Report:
     )
 
 
-@given(st.text(st.sampled_from(ORDERS + "ab\n\t")))
+@given(st.text() | st.text(st.sampled_from(ORDERS + "ab\n\t")))
 def test_no_order_survives_the_cleaning(text: str) -> None:
     assert not _ORDER.search(escaped(text))
     assert not _ORDER.search(in_one_line(text)) and not set(in_one_line(text)) & set("\n\t")
@@ -67,15 +69,12 @@ def test_json_means_the_same_and_gives_no_orders(text: str) -> None:
 
 
 @pytest.mark.parametrize("severity", list(Severity))
-def test_findings_as_text_hold_no_order(severity: Severity) -> None:
-    for text in (render([finding(EVIL, severity)]), concise([finding(EVIL, severity)])):
-        assert not _ORDER.search(text)
-
-
-def test_findings_as_json_and_sarif_are_valid_and_hold_no_order() -> None:
-    for text in (report_json(report(EVIL)), sarif(report(EVIL))):
-        assert not _ORDER.search(text)
-        assert "pwned" in json.dumps(json.loads(text))
+def test_findings_and_errors_hold_no_order_in_any_form(severity: Severity) -> None:
+    whole = replace(report(EVIL), findings=(found := finding(EVIL, severity),))
+    error = LaunchError(EVIL, causes=(EVIL,), log_tail=(EVIL,), log_path=EVIL, hint=EVIL)
+    forms = [render([found]), concise([found]), report_json(whole), sarif(whole), failure(error)]
+    assert not any(_ORDER.search(text) for text in forms)
+    assert all("pwned" in json.dumps(json.loads(text)) for text in forms[2:4])
 
 
 @given(st.text(st.sampled_from("[]()\\a\n:/1")))
@@ -116,14 +115,8 @@ def test_a_quoted_line_of_a_profile_gives_no_order(
         f"target: {{model: org/m}}\nno_such: 'a\u202egnp\u2028 \x85'\nname: '{ORDERS[-4:]}'\n",
         encoding="utf-8",
     )
-    for words in (
-        [],
-        ["--format", "concise"],
-        ["--format", "json"],
-        ["--format", "github"],
-        ["--format", "sarif"],
-    ):
-        assert run(["lint", *words, str(file)]) in (1, 2)
+    for form in ("text", "concise", "json", "github", "sarif"):
+        assert run(["lint", "--format", form, str(file)]) in (1, 2)
         captured = capsys.readouterr()
         assert not _ORDER.search(captured.out + captured.err)
 
@@ -136,7 +129,7 @@ RECORD = Record(
 
 
 def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
-    record = dataclasses.replace(RECORD, drafts="ngram")
+    record = replace(RECORD, drafts="ngram")
     text = table([Seen("demo", "dead", EVIL, record), Seen("lost", "dead", EVIL)])
     assert not _ORDER.search(text)
     lines = text.splitlines()
@@ -173,37 +166,23 @@ def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
 
 
 @pytest.mark.parametrize("words", [[], ["--format", "json"]])
+@pytest.mark.parametrize("status", [200, 400, 500])
 def test_what_a_server_answers_gives_the_terminal_no_order(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    status: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = Script(pieces=(ORDERS, "b"), reasoning=(ORDERS,), models=(EVIL,), has_template=False)
-    with serving(script) as url:
-        assert run(["ask", "hi", "--server", url, *words]) in (0, 2)
+    refusal = json.dumps({"error": {"message": EVIL}})
+    about: dict[str, Any] = {"has_template": False} if status == 200 else {"status": status, "body": refusal}
+    with serving(Script(pieces=(ORDERS, "b"), reasoning=(ORDERS,), models=(EVIL,), **about)) as url:
+        assert run(["ask", "hi", "--server", url, *words]) == (0 if status == 200 else 2)
     captured = capsys.readouterr()
-    assert captured.out and not _ORDER.search(captured.out + captured.err)
-    assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
-
-
-@pytest.mark.parametrize("status", [400, 404, 500])
-def test_what_a_server_refuses_with_gives_the_terminal_no_order(
-    status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(Script(status=status, body=json.dumps({"error": {"message": EVIL}}))) as url:
-        assert run(["ask", "hi", "--server", url]) == 2
-    captured = capsys.readouterr()
-    assert not _ORDER.search(captured.out + captured.err)
+    assert captured.out + captured.err and not _ORDER.search(captured.out + captured.err)
     assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
 
 
 def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from specserve.serve import records
-    from specserve.serve.files import private
-
     log = private(state / "logs") / "demo.log"
     log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")
-    import dataclasses
-
-    records.write(dataclasses.replace(RECORD, log_path=str(log)))
+    records.write(replace(RECORD, log_path=str(log)))
     for words in (["logs", "demo"], ["logs", "demo", "-f"], ["ps"], ["down", "demo"]):
         assert run(words) == 0
         captured = capsys.readouterr()

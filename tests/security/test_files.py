@@ -130,17 +130,10 @@ def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_any_program(tmp_path: P
     assert modes == {"new": 0o640, "private": 0o600, "kept": 0o604}
 
 
-@pytest.mark.parametrize("make", ["pipe", "folder", "device", "link to a device"])
+@pytest.mark.parametrize("make", ["pipe", "folder", "link to a device"])
 def test_what_is_no_file_is_neither_written_nor_read(make: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
-    if make == "pipe":
-        os.mkfifo(path)
-    elif make == "folder":
-        path.mkdir()
-    elif make == "device":
-        path = Path("/dev/full")
-    else:
-        path.symlink_to("/dev/full")
+    {"pipe": os.mkfifo, "folder": os.mkdir}.get(make, lambda path: path.symlink_to("/dev/full"))(path)
     with pytest.raises(OSError, match="not a regular file"):
         write_whole(path, "x")
     assert read_start(path, 9) == b"" and os.path.lexists(path)
@@ -167,14 +160,8 @@ def test_a_changed_profile_is_whole_or_as_it_was(linked: bool, tmp_path: Path) -
 
     def change() -> bool:
         wanted = {"method": "ngram", "num_speculative_tokens": 3}
-        remark = "specserve tune: as measured"
-        return rewrite_section(
-            path,
-            "speculation",
-            wanted,
-            said=lambda one: one.speculation and one.speculation.keys,
-            remark=remark,
-        )
+        said = lambda one: one.speculation and one.speculation.keys  # noqa: E731
+        return rewrite_section(path, "speculation", wanted, said=said, remark="specserve tune: as measured")
 
     before = listed(tmp_path)
     assert limited(change) == 2 and listed(tmp_path) == before
@@ -192,16 +179,17 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert listed(tmp_path) == {"r.json": b"x" * 200}
 
 
-@pytest.mark.parametrize("make", ["pipe", "device", "folder"])
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("words", "code", "make"),
     [
-        (["convert", "run.sh"], 1),
-        (["convert", "--", "vllm", "serve", "a/b", "--config", "./args"], 1),
-        (["lint", "--", "vllm", "serve", "a/b", "--config", "./args"], 1),
-        (["lint", "args"], 1),
-        (["plan", "child.yaml"], 2),
-        (["convert", "args"], 2),
+        (["convert", "run.sh"], 1, "pipe"),
+        (["convert", "--", "vllm", "serve", "a/b", "--config", "./args"], 1, "device"),
+        (["lint", "--", "vllm", "serve", "a/b", "--config", "./args"], 1, "device"),
+        (["lint", "args"], 1, "pipe"),
+        (["lint", "args"], 1, "folder"),
+        (["plan", "child.yaml"], 2, "device"),
+        (["convert", "args"], 2, "device"),
+        (["convert", "args"], 2, "folder"),
     ],
     ids=lambda item: " ".join(item[:2]) if isinstance(item, list) else None,
 )

@@ -26,11 +26,9 @@ from specserve.vllm.versions import table
 TABLE = table("0.32")
 NASTY = [
     "--help", "-x", "-", "--", "--config=/tmp/x", "--api-key", "--port", "-tp=8", "@file", "$(touch PWNED)",
-    "`touch PWNED`",
-    "'; touch PWNED; '", '"; touch PWNED; "', "a\nb", "a\n--help", "a\0b", "a\rb", "\x1b[2J", "a\u2028b",
-    "a\u2029--help",
-    "a\x85b", "\u202egnp", "${HOME}", "a b", "a=b", "--a=--b", "*", "~", "\\", "ü", "🙂", "#", "!", "{", "[", "%s",
-    "None", ".", "..", "../x", "~/x",
+    "`touch PWNED`", "'; touch PWNED; '", '"; touch PWNED; "', "a\nb", "a\n--help", "a\0b", "a\rb", "\x1b[2J",
+    "a\u2028b", "a\u2029--help", "a\x85b", "\u202egnp", "${HOME}", "a b", "a=b", "--a=--b", "*", "~", "\\", "ü",
+    "🙂", "#", "!", "{", "[", "%s", "None", ".", "..", "../x", "~/x",
 ]  # fmt: skip
 TEXTS = st.one_of(st.sampled_from(NASTY), st.text(min_size=1, max_size=12))
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -59,6 +57,9 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "name": lambda text: {"name": text},
     "alternatives": lambda text: {"alternatives": {text: {"method": "ngram", "num_speculative_tokens": 2}}},
 }
+
+NAMES = {"target.model", "target.tokenizer", "target.revision", "speculation.model", "server.host",
+         "server.served_model_name", "hardware.accelerator", "hardware.devices", "name"}  # fmt: skip
 
 
 def plan_of(content: dict[str, Any], folder: Path) -> LaunchPlan:
@@ -135,19 +136,30 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
         assert plan.env["VLLM_CACHE_ROOT"] == text
 
 
-@pytest.mark.parametrize("text", [text for text in NASTY if text.startswith("-")])
-def test_a_model_that_looks_like_an_option_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["target.model", "target.tokenizer", "speculation.model"])
+@pytest.mark.parametrize("text", [*(text for text in NASTY if text.startswith("-")), "--local-dir=/etc"])
+def test_a_model_that_looks_like_an_option_is_refused_with_its_place(
+    text: str, place: str, tmp_path: Path
+) -> None:
     with pytest.raises(ProfileError) as raised:
-        plan_of({"target": {"model": text}}, tmp_path)
-    (finding,) = raised.value.findings
-    assert finding.message.startswith("`target.model` must be a name or a path; found ")
-
-
-@pytest.mark.parametrize("text", [text for text in NASTY if "\0" in text or "\x1b" in text or "\r" in text])
-@pytest.mark.parametrize("place", sorted(set(PLACES) - {"engine.hf_overrides"}))
-def test_control_characters_are_refused_everywhere(place: str, text: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecserveError):
         plan_of(PLACES[place](text), tmp_path)
+    (finding,) = raised.value.findings
+    assert finding.message.startswith(f"`{place}` must be a name or a path; found ")
+
+
+@pytest.mark.parametrize("place", [*sorted(PLACES), "hardware.accelerator", "hardware.devices"])
+def test_control_characters_are_refused_everywhere_and_breaks_of_lines_in_names(
+    place: str, tmp_path: Path
+) -> None:
+    made: dict[str, Callable[[str], dict[str, Any]]] = {
+        **PLACES,
+        "hardware.accelerator": lambda text: {"hardware": {"accelerator": text}},
+        "hardware.devices": lambda text: {"hardware": {"devices": [text]}},
+    }
+    marks = "" if place == "engine.hf_overrides" else "\0\x1b\r"
+    for mark in marks + ("\n\t\x85\u2028" if place in NAMES else ""):
+        with pytest.raises(SpecserveError):
+            plan_of(made[place](f"a{mark}b"), tmp_path)
 
 
 def pasted(plan: LaunchPlan, folder: Path, shell_path: str) -> tuple[list[str], dict[str, str]]:
@@ -165,21 +177,25 @@ def pasted(plan: LaunchPlan, folder: Path, shell_path: str) -> tuple[list[str], 
 
 
 @pytest.mark.parametrize("shell_path", ["/bin/sh", "/bin/bash"])
-@pytest.mark.parametrize("text", NASTY)
 def test_pasted_into_a_shell_each_word_arrives_as_it_is_and_nothing_runs(
-    text: str, shell_path: str, tmp_path: Path
+    shell_path: str, tmp_path: Path
 ) -> None:
-    if not os.access(shell_path, os.X_OK):
-        pytest.skip(f"there is no {shell_path}")
-    for place in ("target.model", "frontend.chat_template", "server.served_model_name", "env.value"):
-        try:
-            plan = plan_of(PLACES[place](text), tmp_path)
-        except SpecserveError:
-            continue
+    taken = 0
+    for text in NASTY:
+        whole: dict[str, Any] = {"frontend": {}, "env": {}, "target": {"model": "m"}}
+        for place in ("frontend.chat_template", "frontend.root_path", "env.value", "target.tokenizer"):
+            ((section, values),) = PLACES[place](text).items()
+            try:
+                plan_of({**whole, section: {**whole[section], **values}}, tmp_path)
+            except SpecserveError:
+                continue
+            whole[section] |= values
+            taken += 1
+        plan = plan_of(whole, tmp_path)
         words, variables = pasted(plan, tmp_path, shell_path)
         assert tuple(words) == plan.argv[1:]
         assert all(variables[name] == value for name, value in plan.env.items())
-    assert not (tmp_path / "PWNED").exists()
+    assert taken > 2 * len(NASTY) and not (tmp_path / "PWNED").exists()
 
 
 @pytest.mark.parametrize("name", ["X}$(touch PWNED)", "X:-y", "A B", "1X", "", "X\nY", "-x", "ü", "sk-7f3a"])
@@ -191,7 +207,6 @@ def test_what_is_no_name_of_a_variable_names_no_key(name: str, tmp_path: Path) -
 
 HOSTS = [
     "127.0.0.1",
-    "0.0.0.0",
     "::",
     "fe80::1%eth0",
     "::ffff:10.0.0.1",
@@ -218,28 +233,6 @@ def test_a_host_is_a_name_or_an_address_and_nothing_else(
     assert ("SD006" in capsys.readouterr().out) is not is_taken
     assert run(["render", str(file), "--to", "systemd"]) == (0 if is_taken else 2)
     assert ("ExecStart=" in capsys.readouterr().out) is is_taken
-
-
-@pytest.mark.parametrize("mark", ["\n", "\t", "\x1b", "\0", "\x85", "\u2028"])
-@pytest.mark.parametrize(
-    "place",
-    ["target.model", "target.tokenizer", "target.revision", "speculation.model", "server.host",
-     "server.served_model_name", "hardware.accelerator", "hardware.devices", "name"],
-)  # fmt: skip
-def test_no_name_holds_a_control_character(mark: str, place: str, tmp_path: Path) -> None:
-    made: dict[str, Callable[[str], dict[str, Any]]] = {
-        **PLACES,
-        "hardware.accelerator": lambda text: {"hardware": {"accelerator": text}},
-        "hardware.devices": lambda text: {"hardware": {"devices": [text]}},
-    }
-    with pytest.raises(ProfileError):
-        plan_of(made[place](f"a{mark}b"), tmp_path)
-
-
-@pytest.mark.parametrize("place", ["target.model", "target.tokenizer", "speculation.model"])
-def test_no_model_is_taken_for_an_option(place: str, tmp_path: Path) -> None:
-    with pytest.raises(ProfileError):
-        plan_of(PLACES[place]("--local-dir=/etc"), tmp_path)
 
 
 @pytest.mark.parametrize("value", ["--port", "--port=1"])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -61,20 +62,12 @@ def leaks(text: str | bytes) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["plan", "p.yaml", "--vllm", "0.32"],
         ["plan", "p.yaml", "--vllm", "0.32", "--format", "json"],
         ["lint", "p.yaml"],
-        ["lint", "p.yaml", "--format", "json"],
-        ["lint", "p.yaml", "--format", "sarif"],
-        ["lint", "p.yaml", "--format", "github"],
-        ["check", "--no-ask", "p.yaml"],
         ["check", "--no-ask", "p.yaml", "--format", "json"],
-        ["check", "--no-ask", "p.yaml", "--format", "sarif"],
-        ["check", "--no-ask", "p.yaml", "--format", "github"],
         ["lock", "p.yaml"],
         ["pull", "p.yaml"],
         ["doctor"],
-        ["doctor", "--format", "json"],
         ["ask", "hi", "--server", "http://127.0.0.1:9"],
         ["ask", "hi", "--server", "http://me:pass-word-9@127.0.0.1:9"],
         ["ask", "hi", "--server", "ftp://me:pass-word-9@127.0.0.1:9"],
@@ -107,12 +100,8 @@ def test_a_server_has_the_key_in_its_environment_and_no_process_in_its_words(
     environ = Path(f"/proc/{record.leader[0]}/environ").read_bytes().split(b"\0")
     assert f"VLLM_API_KEY={KEY}".encode() in environ
     env = {"SPECSERVE_STATE_DIR": str(state)}
-    shown = [
-        specserve(*words, env=env)
-        for words in (["ps"], ["ps", "--format", "json"], ["logs", "demo"], ["doctor"])
-    ]
-    shown.append(specserve("down", "demo", env=env))
-    for done in shown:
+    for words in (["ps"], ["ps", "--format", "json"], ["logs", "demo"], ["doctor"], ["down", "demo"]):
+        done = specserve(*words, env=env)
         assert leaks(done.stdout + done.stderr) == []
     for process in psutil.process_iter():
         try:
@@ -152,8 +141,6 @@ def test_while_it_starts_no_process_shows_the_key(start: Start, monkeypatch: pyt
 def test_what_is_said_of_a_bug_holds_no_key_whatever_its_variable_is_called_and_how_it_is_written(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from urllib.parse import quote
-
     key = "sk-\\quo'ted\"+never=9"
     monkeypatch.setenv(name, key)
     written = {"plain": key, "repr": repr(key), "json": json.dumps(key), "quoted": quote(key, safe="")}
@@ -179,15 +166,10 @@ def test_a_bug_in_a_command_shows_no_key_with_and_without_the_traceback(debug: s
         "commands.run = run; sys.argv = ['specserve', 'ps']\n"
         "from specserve.cli.app import main; main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "SPECSERVE_DEBUG": debug},
-    )
+    env = {**os.environ, "SPECSERVE_DEBUG": debug}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False, env=env)
     assert done.returncode == 3 and b"RuntimeError" in done.stderr
-    assert (b"Traceback" in done.stderr) is bool(debug)
+    assert (b"Traceback" in done.stderr) is bool(debug) is not (b"SPECSERVE_DEBUG=1" in done.stderr)
     assert leaks(done.stdout + done.stderr + kept(state)) == []
 
 
@@ -195,16 +177,13 @@ ECHO = f"you sent 'Authorization: Bearer {KEY}'"
 AT = Endpoint("http://127.0.0.1:9", KEY)
 
 
-@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 418, 422, 429, 500, 503])
-def test_a_server_that_echoes_the_key_does_not_put_it_on_the_screen(status: int) -> None:
-    error = requests.of_status(AT, status, ECHO, model="m")
-    assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
-
-
-def test_nor_does_a_transport_or_a_parser_that_quotes_it() -> None:
-    for error in (OSError(ECHO), HTTPException(ECHO), ValueError(ECHO)):
+def test_a_server_a_transport_or_a_parser_that_echoes_the_key_does_not_put_it_on_the_screen() -> None:
+    for status in (302, 400, 401, 404, 429, 500):
+        error: SpecserveError = requests.of_status(AT, status, ECHO, model="m")
+        assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
+    for raised in (OSError(ECHO), HTTPException(ECHO), ValueError(ECHO)):
         with pytest.raises(TrafficError) as caught, requests.failing(AT):
-            raise error
+            raise raised
         assert leaks(failure(caught.value)) == []
 
 
@@ -277,28 +256,3 @@ def test_a_plan_records_the_profiles_variables_and_its_own_and_no_other(
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_API_KEY": {"from_env": "MY_SERVER_KEY"},
     }
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["plan"],
-        ["lint"],
-        ["lint", "--format", "json"],
-        ["lint", "--format", "sarif"],
-        ["lint", "--format", "github"],
-        ["convert"],
-    ],
-    ids=lambda words: " ".join(words),
-)
-@pytest.mark.parametrize(
-    "option",
-    [["--api-key", KEY], [f"--api-key={KEY}"], ["--hf-token", "hf_neverAnywhereEither2Q"]],
-    ids=["two-words", "one-word", "of-the-hub"],  # a runner of tests shows their names as its command line
-)
-def test_a_key_in_a_command_that_is_read_is_not_repeated(
-    words: list[str], option: list[str], specserve: Program, tmp_path: Path
-) -> None:
-    done = specserve(*words, "--", "vllm", "serve", "org/m", *option)
-    assert done.returncode in (0, 1, 2) and done.stdout + done.stderr
-    assert leaks(done.stdout + done.stderr + kept(tmp_path)) == []

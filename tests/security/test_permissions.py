@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,7 @@ from specserve.errors import FactError, LaunchError
 from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import files, records
-from specserve.serve.files import (
-    append_own,
-    private,
-    read_own,
-)
+from specserve.serve.files import append_own, private, read_own
 from specserve.serve.logs import default_log
 from specserve.serve.process import Child
 from specserve.serve.records import Record
@@ -27,49 +23,27 @@ from specserve.serve.records import Record
 Start = Callable[..., Record]
 
 
-@pytest.fixture(params=[0o000, 0o077, 0o277], ids=["umask 000", "umask 077", "umask 277"])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
 def modes(folder: Path) -> dict[str, int]:
     paths = [folder, *folder.rglob("*")]
     return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
 
 
-def test_whatever_the_umask_folders_are_0700_and_files_0600(start: Start, state: Path) -> None:
-    before = os.umask(0)
-    try:
-        start()
-        found = modes(state)
-    finally:
-        os.umask(before)
-    kinds = {name: (state / name).is_dir() for name in found}
-    assert {"servers/demo.json", "logs/demo.log"} <= set(found)
-    assert {
-        name: oct(mode) for name, mode in found.items() if mode != (0o700 if kinds[name] else 0o600)
-    } == {}
-
-
-def test_the_folders_above_are_private_too_where_we_make_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_whatever_the_umask_folders_are_0700_and_files_0600(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "a" / "b" / "state"))
+    """Those above, which are made for it, and one of ours that others may enter, too."""
+    top, state = tmp_path / "a", tmp_path / "a" / "b" / "state"
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(state))
     before = os.umask(0)
     try:
-        private(tmp_path / "a" / "b" / "state" / "logs")
+        (private(state) / "servers").mkdir()
+        start(log_path=private(state / "logs") / "demo.log")
+        found = modes(top)
     finally:
         os.umask(before)
-    assert set(modes(tmp_path / "a").values()) == {0o700}
-
-
-def test_a_folder_of_ours_that_others_may_enter_is_closed_again(state: Path) -> None:
-    private(state / "servers")
-    (state / "servers").chmod(0o777)
-    private(state / "servers")
-    assert stat.S_IMODE((state / "servers").stat().st_mode) == 0o700
+    assert {"b/state/servers/demo.json", "b/state/logs/demo.log"} <= set(found)
+    wanted = {name: 0o700 if (top / name).is_dir() else 0o600 for name in found}
+    assert found == wanted
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -153,16 +127,14 @@ def test_a_log_that_is_no_plain_file_is_not_written(
 
 @pytest.mark.parametrize("make", ["pipe", "device", "folder", "socket"])
 def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    if make == "pipe":
-        os.mkfifo(path)
-    elif make == "device":
-        path = Path("/dev/zero")
-    elif make == "folder":
-        path.mkdir()
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
+    path = Path("/dev/zero") if make == "device" else tmp_path / "x"
+    with socket.socket(socket.AF_UNIX) as server:
+        made: dict[str, Callable[[str], object]] = {
+            "pipe": os.mkfifo,
+            "folder": os.mkdir,
+            "socket": server.bind,
+        }
+        made.get(make, str)(str(path))
     with pytest.raises(OSError):
         open_regular(path).close()
     with pytest.raises(OSError):
@@ -172,12 +144,12 @@ def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_pa
             os.close(append_own(path))
 
 
-def test_a_file_made_anew_is_private_and_nobody_elses(tmp_path: Path, umask: int) -> None:
+def test_a_file_made_anew_is_private_and_nobody_elses(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("x")
     (tmp_path / "new").symlink_to(tmp_path / "other")
     write_whole(tmp_path / "new", b"y", mode=0o600)
     assert (tmp_path / "other").read_text() == "x"
-    assert stat.S_IMODE((tmp_path / "new").lstat().st_mode) == 0o600 & ~umask
+    assert stat.S_IMODE((tmp_path / "new").lstat().st_mode) == 0o600
 
 
 def test_a_new_log_has_a_name_that_nothing_has(state: Path) -> None:

@@ -92,16 +92,28 @@ def test_what_is_named_like_a_secret_and_is_none(
         f"frontend:\n  api_key:\n  - {WORD}\n  - *{WORD}",
         f"frontend:\n  api_key: [\n    {WORD}, }}",
         f"engine: {{additional_config: {{password: {WORD}, }}, }}, }}",
+        f"env: {{HF_TOKEN: {WORD}, VLLM_NCCL_SO_PATH: ./a.so}}",
+        f'env: {{VLLM_NCCL_SO_PATH: ./a.so, MY_API_KEY: "{WORD}"}}',
+        f"env: {{VLLM_NCCL_SO_PATH: hf_{WORD}aaaaaaaaaaaaaaaa}}",
+        f"server: {{api_key: {WORD}}}",
+        f"engine: {{hf_token: {WORD}}}",
+        f"server: {{api_key_env: {WORD}-99}}",
+        f"server: {{port: hf_{WORD}aaaaaaaaaaaaaaaa}}",
+        f"env: {{DB_PASSWORD: {{a: {WORD}}}}}",
+        f'env: {{DB_PASSWORD: "{WORD}\\0"}}',
+        f"name: hf_{WORD}aaaaaaaaaaaaaaaa",
     ],
 )
 def test_the_lines_of_an_error_hide_the_values_of_secrets(
     text: str, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = str(write(f"target: {{model: org/m}}\n{text}\n"))
-    for command in ("plan", "lint"):
-        assert _run([command, profile]) in (1, 2)
+    for words in (["plan"], ["lint"], ["lint", "--format", "concise"]):
+        assert _run([*words, profile]) in (0, 1, 2)
         said = capsys.readouterr()
-        assert WORD not in said.out + said.err and " | " in said.out + said.err
+        assert WORD not in said.out + said.err and (
+            " | " in said.out + said.err or words[0] != "lint" or words[1:]
+        )
 
 
 COMPOSE = """
@@ -141,20 +153,34 @@ def test_convert_writes_no_secret(
     assert ("VLLM_LOGGING_LEVEL" in said.out) is (name != "run.py")
 
 
+KEYS = [f"--api-key {WORD}", f"--api-key={WORD}", f"--hf-token hf_{WORD}"]
+OTHERS = [
+    f'--additional-config \'{{"password": "{WORD}"}}\'',
+    f"--additional-config '{{password: {WORD}}}'",
+    f'--additional-config \'{{"password": "{WORD}\'',
+    f"--additional-config.auth.password {WORD} --additional-config.auth.password {WORD}",
+    f"--redis-password {WORD}",
+]
+
+
 @pytest.mark.parametrize(
-    "option",
+    ("command", "options"),
     [
-        f'--additional-config \'{{"password": "{WORD}"}}\'',
-        f"--additional-config '{{password: {WORD}}}'",
-        f'--additional-config \'{{"password": "{WORD}\'',
-        f"--additional-config.auth.password {WORD} --additional-config.auth.password {WORD}",
-        f"--redis-password {WORD}",
+        *(
+            (f"lint --format {form}", KEYS + OTHERS)
+            for form in ("text", "concise", "json", "github", "sarif")
+        ),
+        ("plan", KEYS),
+        ("convert", KEYS + OTHERS),
     ],
+    ids=lambda item: item if isinstance(item, str) else "",
 )
-def test_a_command_that_is_linted_is_shown_without_its_secrets(
-    option: str, capsys: pytest.CaptureFixture[str]
+def test_a_command_that_is_read_is_shown_without_its_secrets(
+    command: str, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _run(["lint", "--", *shlex.split(f"vllm serve org/m {option}")])
-    said = capsys.readouterr()
-    assert "error" in said.out + said.err or "SD107" in said.out
-    assert WORD not in said.out + said.err
+    for option in options:
+        _run([*command.split(), "--", *shlex.split(f"vllm serve org/m {option}")])
+        said = "".join(capsys.readouterr())
+        assert said and WORD not in said
+        if command == "lint --format text":
+            assert "error" in said or "SD107" in said

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
+from specserve.hardware.host import free_port
 from specserve.serve import requests
 from specserve.serve.requests import MOST_BYTES, Endpoint, endpoint, scrape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving
+from metrics_server import Script, Traffic, serving
 
 
 def test_the_text_comes_as_it_is() -> None:
