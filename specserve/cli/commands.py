@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
 }
 """The commands in the order of the help, each with its module and function."""
 
-_TAKE_A_COMMAND = ("lint", "check", "plan", "up", "render")
+_TAKE_A_COMMAND = ("lint", "check", "plan", "diff", "up", "render")
 """Commands that take a vLLM command behind `--` in the place of a profile."""
 _INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""

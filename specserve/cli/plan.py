@@ -9,6 +9,7 @@ import typer
 
 from specserve.cli import options
 from specserve.cli.options import argument, option
+from specserve.errors import UsageError
 
 Engine = Literal["vllm", "sglang"]
 _VLLM = "Plan for this vLLM version (default: the installed one)."
@@ -86,16 +87,23 @@ def diff(
     specserve diff configs/llama70b-8b.yaml --alternative ngram
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.convert.sides import both_sides
-    from specserve.plan.compare import compare
-    from specserve.report.console import escaped, out, say
+    from specserve.plan.compare import compare, sides
+    from specserve.profile.load import load_profile, with_alternative
+    from specserve.report.console import out, say
     from specserve.report.launch import difference_text
     from specserve.report.text import count, json_document
 
-    a, b = both_sides(launches, alternative)
+    if alternative and len(launches) > 1:
+        raise UsageError("`--alternative` derives B from A, so a second launch cannot be given")
+    if len(launches) != (1 if alternative else 2):
+        text = f"`specserve diff` takes two launches; found {len(launches)}"
+        raise UsageError(text, hint="add a second one, or derive it by `--alternative`")
+    named = [(name, load_profile(name)) for name in launches]
+    if alternative:
+        label = f"{launches[0]} (alternative {alternative})"
+        named.append((label, with_alternative(named[0][1], alternative)))
+    a, b = sides(*named)
     comparison = compare(a, b)
-    for text in dict.fromkeys([*a.ignored, *b.ignored]):
-        say(f"note: not compared: {escaped(text)}")
     if format == "json":
         out(json_document(comparison))
     elif (found := len(comparison.argv) + len(comparison.env)) or a.plan.vllm != b.plan.vllm:

@@ -1,4 +1,4 @@
-"""The words behind `vllm serve` to settings, as vLLM's parser reads them, each value with its place.
+"""The words behind `vllm serve` to settings, as vLLM's parser reads them, each with its place.
 
 Source: FlexibleArgumentParser, vllm/utils/argparse_utils.py, 0.32.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from specserve.convert.options import option_strings, options
+from specserve.convert.options import options
 from specserve.convert.words import (
     LONGEST_SHOWN,
     OBJECT,
@@ -30,12 +31,10 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
-from specserve.plan.replacements import ARGUMENTS
 from specserve.profile import keys
-from specserve.profile.schema import Profile
-from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
+from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.values import Node, Scalar, meaning
-from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
+from specserve.vllm.arguments import Argument, VllmTable, flag_of, human_int
 from specserve.vllm.versions import newest
 
 Known = Mapping[str, tuple[Argument, bool]]
@@ -44,13 +43,14 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
 _PLACES = {**keys.ELSEWHERE, **ELSEWHERE}
-_ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_ANSWERS = dict.fromkeys(["true", "yes", "on", "1"], True)
+_ANSWERS |= dict.fromkeys(["false", "no", "off", "0"], False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One argument with its value, as it was written: on a command line, in a file of arguments, in Python."""
+    """One argument with its value, as it was written: on a command line, in a file, in Python."""
 
     name: str
     """vLLM's own name, or what would be it."""
@@ -69,12 +69,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """The word that opens an option: its argument, None if no vLLM has it, and what the word itself says of a value."""
+    """The word that opens an option, and what the word itself says of a value."""
 
     flag: str
     """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
     word: Word
     argument: Argument | None = None
+    """None if no vLLM has it."""
     negative: bool = False
     """`--no-x`."""
     keys: tuple[str, ...] = ()
@@ -87,51 +88,52 @@ class _Option:
         """vLLM's name of the argument; for an unknown one, what it would be."""
         return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
 
-    def as_switch(self, *, value: bool) -> str:
-        """How a switch says this value today."""
-        return f"--{'' if value else 'no-'}{self.name.replace('_', '-')}"
+    @property
+    def form(self) -> str | None:
+        """How its value stands on a command line; None for an option that no vLLM has."""
+        return "value" if self.keys else self.argument.form if self.argument else None
 
 
 def command_settings(
-    words: Sequence[Word], known: Known, *, folder: Path, found: list[Finding], unresolved: list[Finding],
+    words: Sequence[Word],
+    known: Known,
+    *,
+    folder: Path,
+    found: list[Finding],
+    unresolved: list[Finding],
     positional: bool = True,
-) -> dict[str, Setting]:  # fmt: skip
-    """Every argument of a command line over those of its `--config` file, which begins at `folder`.
+) -> dict[str, Setting]:
+    """Every argument of a command line over those of its `--config` file, which is in `folder`.
 
-    `found` gets what vLLM's parser refuses or overrides, `unresolved` what the text does not say; `positional`:
-    False for a program without a model among its words, where each word belongs to the option before it.
+    `found` gets what vLLM's parser refuses or overrides, `unresolved` what the text does not say.
+    `positional`: False for a program without a model among its words, where each word belongs to
+    the option before it.
     """
     settings, dotted, loose = _options(words, known, found, unresolved, positional=positional)
     found += [said_twice(settings[name].place, later) for name, later in dotted.items() if name in settings]
     settings |= dotted  # vLLM appends them, so that they win
-    models = [word for word, before in loose if positional and not (before and "model" in settings)]
+    has_model = "model" in settings
+    models = [word for word, before in loose if positional and not (before and has_model)]
     certain = [word for word in models if not UNKNOWN.search(word.text)]
-    models = certain or (
-        [] if "model" in settings else [word for word in models if not adds_options(word.text)]
-    )
+    open_ones = [word for word in models if not (has_model or adds_options(word.text))]
+    model = next(iter(certain or open_ones), None)
     for word, before in loose:
-        is_switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        answer = _ANSWERS.get(word.text.lower()) if is_switch else None
-        if before is not None and answer is not None:
-            value = answer is not before.negative
-            node = replace(settings[before.name].node, value=value)
-            settings[before.name] = replace(settings[before.name], node=node)
-            name = before.as_switch(value=value)
-            text = f"`{before.flag} {word.text}` is `{name}` today: a switch takes no value"
-            found.append(finding("SD102", text, word.span, help=f"write `{name}`"))
-        elif word in models[:1]:
+        if word is model:
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            help = f"`{before.flag}` is a switch and takes no value" if is_switch and before else None
-            found.append(finding("SD102", f"{quoted(word.text)} {LEFT_OVER}", word.span, help=help))
+            is_switch = before is not None and before.form == "flag"
+            help = f"`{before.flag}` is a switch and takes no value" if before and is_switch else None
+            text = f"{quoted(word.text)} {LEFT_OVER}"
+            found.append(finding("SD102", text, word.span, help=help))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
     if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
         text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
-        found.append(finding("SD005", text, config.node.span, help="write it as two words"))
+        help = "write it as two words"
+        found.append(finding("SD005", text, config.node.span, help=help))
         return settings
     more = _words_of_file(config, config.node.value, folder, unresolved)
     of_file = command_settings(more, known, folder=folder, found=found, unresolved=unresolved)
@@ -139,36 +141,47 @@ def command_settings(
 
 
 def _options(
-    words: Sequence[Word], known: Known, found: list[Finding], unresolved: list[Finding], *, positional: bool
+    words: Sequence[Word],
+    known: Known,
+    found: list[Finding],
+    unresolved: list[Finding],
+    *,
+    positional: bool,
 ) -> tuple[dict[str, Setting], dict[str, Setting], list[tuple[Word, _Option | None]]]:
-    """The options of a command line, those with dots apart, and the words of none, each with the option before it."""
+    """The options, those with dots apart, and the words of none with the option before each."""
     settings: dict[str, Setting] = {}
     dotted: dict[str, Setting] = {}
     loose: list[tuple[Word, _Option | None]] = []
     before: _Option | None = None
+
+    def is_option(word: Word) -> bool:
+        return adds_options(word.text) or looks_like_option(word.text, known)
+
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
-        if adds_options(word.text) or not looks_like_option(word.text, known):
+        if adds_options(word.text) or not is_option(word):
             loose.append((word, None if adds_options(word.text) else before))
             continue
         option = before = _opened(word, known)
-        form = "value" if option.keys else option.argument.form if option.argument else None
-        most = {"flag": 0, "many": len(words), None: 1 if positional else len(words)}.get(form, 1)
+        most = {"many": len(words), None: 1 if positional else len(words)}.get(option.form, 1)
+        if option.form == "flag":
+            most = int(at < len(words) and words[at].text.lower() in _ANSWERS)
         values = [option.value] if option.value else []
         while not option.value and len(values) < most and at < len(words):
-            if adds_options(words[at].text) or looks_like_option(words[at].text, known):
+            if is_option(words[at]):
                 break
             values.append(words[at])
             at += 1
         if (node := _node(option, values, found, unresolved)) is None:
             continue
-        if option.name == "api_key":  # the profile keeps one key; what stands behind it may be options
-            unresolved += [left_open(value) for value in values[1:] if UNKNOWN.search(value.text)]
-        setting = Setting(option.name, node, option.flag, option.argument, inline=option.value is not None)
+        if option.name == "api_key":  # the profile keeps one key; behind it may be options
+            unresolved += [left_open(item) for item in values[1:] if UNKNOWN.search(item.text)]
+        is_inline = option.value is not None
+        setting = Setting(option.name, node, option.flag, option.argument, inline=is_inline)
         chosen = dotted if option.keys else settings
         earlier = chosen.get(setting.name)
-        if earlier and (option.keys or form == "append"):
+        if earlier and (option.keys or option.form == "append"):
             setting = replace(setting, node=merged(earlier.node, node))
         elif earlier:
             found.append(said_twice(earlier.place, setting))
@@ -193,9 +206,8 @@ def _opened(word: Word, known: Known) -> _Option:
     head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
     if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
         value = value or (word.part(2) if text != "-O" else None)
-        return replace(
-            _opened(Word("--optimization-level", word.span), known), word=word.part(0, 2), value=value
-        )
+        option = _opened(Word("--optimization-level", word.span), known)
+        return replace(option, word=word.part(0, 2), value=value)
     flag, *keys = [head.text] if _NEGATIVE_NUMBER.fullmatch(head.text) else head.text.split(".")
     if flag.startswith("--"):
         flag = "--" + flag.removeprefix("--").replace("_", "-")
@@ -206,41 +218,28 @@ def _opened(word: Word, known: Known) -> _Option:
     return _Option(flag, head, argument, negative, tuple(keys), value)
 
 
-def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
-    """The options of a raw command whose argument this version has, but not by the spelling used: `--disable-x`."""
-    known = option_strings(table)
-    line = recall(COMMAND).decode(errors="replace")
-    for path, span in profile.key_spans.items():
-        written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""
-        name = path.rpartition(".")[2]
-        if written.startswith("--") and name in {**table.engine, **table.frontend}:
-            option = _opened(Word(written, span), known)
-            if option.argument is None:
-                old = ARGUMENTS.get(option.name)
-                text = f"vLLM {table.minor} has no option `{option.flag}`"
-                yield ArgumentProblem(path, text, old.why if old else None, "spelling")
-
-
 def left_open(word: Word) -> Finding:
     """An error about a word that the source does not say, or says under a condition."""
     if parts := parts_if(word.text):
-        text = f"the source adds {quoted(parts[0], LONGEST_SHOWN)} only if {quoted(parts[1], LONGEST_SHOWN)}"
-        return finding("SD105", text, word.span, help="write it as keys of the profile if it holds")
-    name = quoted(readable(word.text), LONGEST_SHOWN)
-    return finding("SD105", f"the source does not say what {name} is", word.span, help="write its value")
+        added, condition = (quoted(part, LONGEST_SHOWN) for part in parts)
+        text = f"the source adds {added} only if {condition}"
+        help = "write it as keys of the profile if it holds"
+        return finding("SD105", text, word.span, help=help)
+    text = f"the source does not say what {quoted(readable(word.text), LONGEST_SHOWN)} is"
+    return finding("SD105", text, word.span, help="write its value")
 
 
 def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
-    """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
+    """A setting that stands in two places, of which the later wins, or which vLLM refuses."""
     related = Related(earlier, "and here" if refused else "this one has no effect")
     severity = Severity.ERROR if refused else Severity.WARNING
     what = "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
-    text, hint = f"`{later.written}` {what}", "leave one of them out"
-    return finding("SD004", text, later.place, severity=severity, related=(related,), help=hint)
+    text, help = f"`{later.written}` {what}", "leave one of them out"
+    return finding("SD004", text, later.place, severity, related=(related,), help=help)
 
 
 def _words_of_file(config: Setting, name: str, folder: Path, unresolved: list[Finding]) -> list[Word]:
-    """A file of arguments as vLLM makes words of it: `tensor-parallel-size: 4` is `--tensor-parallel-size 4`.
+    """A file of arguments as vLLM makes words of it: `tensor-parallel-size: 4` is two words.
 
     Source: `load_config_file`, vllm/utils/argparse_utils.py, 0.32.
     """
@@ -252,8 +251,8 @@ def _words_of_file(config: Setting, name: str, folder: Path, unresolved: list[Fi
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
-        hint = "put the arguments on the command line"
-        unresolved.append(finding("SD005", text, config.node.span, help=hint))
+        help = "put the arguments on the command line"
+        unresolved.append(finding("SD005", text, config.node.span, help=help))
         return []
     tree, problems = parse(data, file=name)
     unresolved += problems
@@ -281,59 +280,66 @@ def place_of(name: str, table: VllmTable) -> str:
     return _PLACES.get(name, f"{'frontend' if name in table.frontend else 'engine'}.{name}")
 
 
-def _unread(text: str, name: str, span: Span, help: str | None = None) -> Finding:
-    """An error about an argument that a profile will not have, because its value cannot be read."""
+def _unread(text: str, option: _Option, span: Span, help: str | None = None) -> Finding:
+    """An error about an argument that a profile will not have, as its value cannot be read."""
     table = newest()
-    path = place_of(name, table) if name in {**table.engine, **table.frontend} else ""
+    is_known = option.name in {**table.engine, **table.frontend}
+    path = place_of(option.name, table) if is_known else ""
     return finding("SD105", text, replace(span, path=path), help=help)
 
 
 def _node(
     option: _Option, values: Sequence[Word], found: list[Finding], unresolved: list[Finding]
 ) -> Node | None:
-    """The value of an option, its key the option's own word; None and a finding if it has no usable one."""
-    argument, flag = option.argument, option.flag
-    form = argument.form if argument else "many" if len(values) > 1 else "json_or_str"
-    is_switch = form == "flag" and not option.keys
-    if not values and (option.keys or (argument and form not in ("flag", "optional_value"))):
-        unresolved.append(_unread(f"`{flag}` needs a value", option.name, option.word.span))
+    """The value of an option at its place; None and a finding if it has no usable one."""
+    argument, flag, key = option.argument, option.flag, option.word.span
+    form = option.form or ("many" if len(values) > 1 else "json_or_str")
+    if not values and option.form not in (None, "flag", "optional_value"):
+        unresolved.append(_unread(f"`{flag}` needs a value", option, key))
         return None
-    if not values or is_switch:
-        answer = _ANSWERS.get(values[0].text.lower(), True) if values else True
-        node = Node(answer is not option.negative, option.word.span)
+    if not values or form == "flag":
+        value = not option.negative
         if values:
-            name = option.as_switch(value=node.value is True)
-            text = f"`{flag}={values[0].text}` is `{name}` today: a switch takes no value"
-            found.append(finding("SD105", text, values[0].span, help=f"write `{name}`"))
-        return replace(node, key=option.word.span)
+            value = _ANSWERS.get(values[0].text.lower(), True) is not option.negative
+            now = flag_of(option.name if value else f"no_{option.name}")
+            text = f"`{flag} {values[0].text}` is `{now}` today: a switch takes no value"
+            found.append(finding("SD102", text, values[0].span, help=f"write `{now}`"))
+        return Node(value, key, key)
     word, text, span = values[0], values[0].text, values[0].span
-    items = [Node(_scalar(value.text, argument), value.span, raw=value.text) for value in values]
+    items = [Node(_scalar(item.text, argument), item.span, raw=item.text) for item in values]
+    node: Node | None = items[0]
     if option.keys:
         node = _dotted(option, word)
     elif form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
-        try:
-            node = Node(None, span) if text in ("", "None") else json_node(word)
-        except NotJson as error:
-            made, is_open = repaired_json(text), UNKNOWN.search(text)
-            if made is None:
-                why = f"the value of `{flag}` is not JSON: {error}"
-                reads = quoted(readable(text), LONGEST_SHOWN)
-                said = f"the source does not say the value of `{flag}`: it reads {reads}" if is_open else why
-                help = "write its value" if is_open else _EXAMPLE
-                unresolved.append(_unread(said, option.name, span, help))
-                return None
-            if not is_open:
-                said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
-                found.append(finding("SD105", said, span, help=f"write `'{made}'`"))
-            node = json_node(Word(made, span))
+        node = _json(option, word, found, unresolved)
     elif form == "comma":
-        node = Node([Node(_scalar(part, argument), span, raw=part) for part in text.split(",")], span)
+        parts = [Node(_scalar(part, argument), span, raw=part) for part in text.split(",")]
+        node = Node(parts, span)
     elif form in ("many", "append"):
         last = items[-1].span
         node = Node(items, replace(span, end_line=last.end_line, end_column=last.end_column))
-    else:
-        node = items[0]
-    return replace(node, key=option.word.span)
+    return node and replace(node, key=key)
+
+
+def _json(option: _Option, word: Word, found: list[Finding], unresolved: list[Finding]) -> Node | None:
+    """The value of an option that takes JSON; None and a finding if it is none."""
+    text, flag = word.text, option.flag
+    try:
+        return Node(None, word.span) if text in ("", "None") else json_node(word)
+    except NotJson as error:
+        made, is_open = repaired_json(text), UNKNOWN.search(text)
+        if made is None:
+            said, help = f"the value of `{flag}` is not JSON: {error}", _EXAMPLE
+            if is_open:
+                reads = quoted(readable(text), LONGEST_SHOWN)
+                said = f"the source does not say the value of `{flag}`: it reads {reads}"
+                help = "write its value"
+            unresolved.append(_unread(said, option, word.span, help))
+            return None
+        if not is_open:
+            said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
+            found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
+        return json_node(Word(made, word.span))
 
 
 def _scalar(text: str, argument: Argument | None) -> Scalar:
@@ -344,15 +350,19 @@ def _scalar(text: str, argument: Argument | None) -> Scalar:
     if kind == "int" or (argument and kind == "list" and not argument.choices):
         return int(text) if _INTEGER.fullmatch(text) else text
     if kind == "float":
-        number = meaning(text)
-        return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else text
+        number: Any = meaning(text)
+        return float(number) if type(number) in (int, float) else text
     return meaning(text) if kind == "bool" else text
 
 
 def _dotted(option: _Option, word: Word) -> Node:
-    """`--x.a.b value` as `{a: {b: value}}`: JSON, else a number such as 80g, else the text; `--x.a+ b,c` as texts."""
+    """`--x.a.b value` as `{a: {b: value}}`: JSON, a number such as 80g, or the text.
+
+    `--x.a+ b,c` is a list of texts.
+    """
     if option.keys[-1].endswith("+"):
-        node = Node([Node(part, word.span, raw=part) for part in word.text.split(",")], word.span)
+        items = [Node(part, word.span, raw=part) for part in word.text.split(",")]
+        node = Node(items, word.span)
     else:
         try:
             node = json_node(word)
@@ -360,12 +370,13 @@ def _dotted(option: _Option, word: Word) -> Node:
             number = human_int(word.text)
             node = Node(word.text if number is None else number, word.span, raw=word.text)
     for key in reversed(option.keys):
-        node = Node({key.removesuffix("+"): replace(node, key=option.word.span)}, word.span)
+        inner = replace(node, key=option.word.span)
+        node = Node({key.removesuffix("+"): inner}, word.span)
     return node
 
 
 def merged(below: Node, above: Node) -> Node:
-    """Two mappings of one option as one, as vLLM joins `--x.a 1 --x.b 2`; lists grow, the rest is replaced."""
+    """Two values of one option, as vLLM joins `--x.a 1 --x.b 2`: lists grow, scalars replace."""
     if isinstance(below.value, list) and isinstance(above.value, list):
         return replace(above, value=[*below.value, *above.value])
     if below.mapping is None or above.mapping is None:

@@ -1,4 +1,4 @@
-"""Settings to the tree of a profile, and a raw command line to a Profile in memory, judged as it is.
+"""Settings to the tree of a profile, and a raw command line to a profile in memory.
 
 Source: SpeculativeConfig, vllm/config/speculative.py, 0.26 to 0.33.
 """
@@ -10,22 +10,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.arguments import (
-    Setting,
-    command_settings,
-    left_open,
-    place_of,
-    refused_spellings,
-    said_twice,
-)
-from specserve.convert.launch import STARTS, Launch, invocation
-from specserve.convert.options import argument_names, first_like_newest, options
-from specserve.convert.words import UNKNOWN, Word, argv_words, finding
-from specserve.diagnostics import Finding, Severity, Span
+from specserve.convert.arguments import Setting, command_settings, place_of, said_twice
+from specserve.convert.launch import invocation
+from specserve.convert.options import argument_names, option_strings, options
+from specserve.convert.words import UNKNOWN, argv_words, finding, readable
+from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
-from specserve.plan.arguments import REFUSED, problems
+from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
-from specserve.plan.replacements import ARGUMENTS, KEYS
+from specserve.plan.replacements import ARGUMENTS
 from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key, kind_of
 from specserve.profile.load import MAKERS, absolute_paths, apply
 from specserve.profile.problems import ordered
@@ -36,98 +29,105 @@ from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.speculation import METHODS, retyped
-from specserve.vllm.versions import newest
+from specserve.vllm.versions import newest, newest_in, table
 
+Sections = dict[str, dict[str, Node]]
 _LAUNCH = ("plan", "up", "render")
 """Commands of specserve that need a server that answers."""
-_REMEMBERED: dict[str, list[str]] = {}
+_SECRETS = ("api_key", "hf_token")
+_NGRAM = ("ngram", "[ngram]")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
 
 
-class NoStart(UsageError):
-    """The command starts no vLLM; whoever took it says how it is written."""
+def remember(words: Sequence[str], *, asked: str = "check") -> str:
+    """The name of the profile that a command is from now on. `asked`: what specserve does with it.
+
+    Raises UsageError for a worker where a server is asked for.
+    """
+    if asked in _LAUNCH and "--headless" in words:
+        text = "this command starts a worker that answers no requests"
+        hint = "use the first node's command; `specserve check -- …` can check this one"
+        raise UsageError(f"{text}; `{asked}` needs a server that answers", hint=hint)
+
+    def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
+        return profile_of(words, settings=settings, asked=asked)
+
+    MAKERS[COMMAND] = made
+    return COMMAND
 
 
-def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
-    """The profile that a command line amounts to, and what is wrong with the line itself.
+def profile_of(
+    words: Iterable[str], *, settings: Iterable[str] = (), asked: str = "check"
+) -> tuple[Profile | None, list[Finding]]:
+    """The profile that a vLLM command amounts to, and what is wrong with the command itself.
 
-    The findings and the profile's spans point into the pseudo-file `<command>`, whose one line is the command
-    with its secrets starred. An option that vLLM does not have stands under `engine`, where SD102 tells it.
-    Raises UsageError for a command that starts no vLLM.
+    Places are in the pseudo-file `<command>`, which is the command in one line with its secrets
+    starred. A server without `--host` listens on every interface, as it would in vLLM, except where
+    specserve is `asked` to launch it. Raises UsageError for what starts no vLLM.
     """
     line, argv = argv_words(words)
-    start = _started(argv)
-    found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
-    given = command_settings(start.words, options(), folder=Path.cwd(), found=found, unresolved=found)
+    start = invocation(argv)
+    if start is None or start.start not in argv:
+        what = quoted(argv[0].text) if argv else "nothing"
+        hint = f"write `specserve {asked} -- vllm serve MODEL --speculative-config '{{…}}'`"
+        raise UsageError(f"{what} is not a command that starts vLLM", hint=hint)
+    if start.engine != "vllm":
+        hint = "run `specserve convert -- …` to turn it into a profile for vLLM"
+        raise UsageError("this command starts SGLang, which specserve does not run", hint=hint)
+    found: list[Finding] = []
+    folder = Path.cwd()
+    given = command_settings(start.words, options(), folder=folder, found=found, unresolved=found)
     names = argument_names()
-    for name, setting in list(given.items()):
-        if name not in names:
-            text = f"vLLM has no option {quoted(setting.written)}"
-            found.append(finding("SD102", text, given.pop(name).place, help=advice(name, names)))
-    secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
+    found += _unknown([given.pop(name) for name in [*given] if name not in names], names)
+    secrets = [setting.node.span for setting in given.values() if setting.name in _SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
-    keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
+    for span in secrets:
+        first, end = span.column - 1, span.end_column - 1
+        line = line[:first] + "*" * (end - first) + line[end:]
+    keep(COMMAND, hushed(line).encode(errors="replace"))
     env = {name: word.node() for name, word in start.env.items()}
     sections, block = profile_sections(given, table=newest(), env=env, found=found)
-    tree = as_tree(sections, block, start.start.span)
+    place = start.start.span
+    if asked not in _LAUNCH and not given.keys() & {"host", "uds", "headless"}:
+        sections.setdefault("server", {})["host"] = Node("0.0.0.0", place, key=place)  # noqa: S104
+    tree = as_tree(sections, block, place)
     model = sections["target"].get("model")
     if model and isinstance(model.value, str):
         last = model.value.rstrip("/").rpartition("/")[2]
-        tree = replace(tree, value={**(tree.mapping or {}), "name": Node(name_of(f"{last}.x"), model.span)})
-    tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
+        name = Node(name_of(f"{last}.x"), model.span)
+        tree = replace(tree, value={**(tree.mapping or {}), "name": name})
+    tree = apply(absolute_paths(tree, folder=folder), settings)
     profile, more = read_profile(tree, file=COMMAND)
     if profile:
-        if profile.vllm is None and (first := _first_version(profile)):
-            profile = replace(profile, vllm=f">={first}")
-        is_closed = (
-            "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds")
-        )
-        if not is_closed and "headless" not in given:
-            text = "without `--host` vLLM listens on every interface, here without an API key"
-            hint = "add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY"
-            found.append(finding("SD108", text, start.start.span, severity=Severity.WARNING, help=hint))
-    findings = [*found, *map(_explained, more)]
+        judged = table(newest_in(profile.vllm))
+        spellings, known = option_strings(judged), {**judged.engine, **judged.frontend}
+        for setting in given.values():
+            flag = setting.written
+            if flag.startswith("-") and flag not in spellings and setting.name in known:
+                text = f"vLLM {judged.minor} has no option `{flag}`"
+                found.append(finding("SD102", text, setting.place))
     return profile, ordered(
-        replace(item, message=hushed(item.message), help=item.help and hushed(item.help)) for item in findings
+        replace(item, message=hushed(item.message), help=item.help and hushed(item.help))
+        for item in (*found, *more)
     )
 
 
-def _started(argv: Sequence[Word]) -> Launch:
-    """The start of vLLM among the words, in the script of a shell too."""
-    start = invocation(argv)
-    if start is None:
-        what = quoted(argv[0].text) if argv else "nothing"
-        raise NoStart(f"{what} is not a command that starts vLLM")
-    if start.engine != "vllm":
-        raise UsageError(
-            "this command starts SGLang, which specserve does not run",
-            hint="run `specserve convert -- …` to turn it into a profile for vLLM",
-        )
-    if start.start not in argv:  # of a script: its places are those of the whole text
-        whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
-        start.words = [replace(word, span=whole) for word in start.words]
-        start.start = replace(start.start, span=whole)
-        start.env = {name: replace(word, span=whole) for name, word in start.env.items()}
-    return start
-
-
-def _explained(item: Finding) -> Finding:
-    """The finding about a key of the block, with what took the key's place."""
-    head, _, key = item.span.path.rpartition(".")
-    old = KEYS.get(key.replace("-", "_"))
-    if item.code != "SD005" or head != "speculation" or old is None:
-        return item
-    return replace(item, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
-
-
-def _first_version(profile: Profile) -> str | None:
-    """The first of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
-
-    def refused(known: VllmTable) -> set[tuple[str, str]]:
-        found = (*problems(profile, known), *refused_spellings(profile, known))
-        return {(item.path, item.kind) for item in found}
-
-    first = first_like_newest(refused)
-    return first[0] if first else None
+def _unknown(settings: Sequence[Setting], known: Collection[str]) -> list[Finding]:
+    """One finding about the options that vLLM no longer has, one for each that it never had."""
+    found = []
+    removed = [setting for setting in settings if setting.name in ARGUMENTS]
+    for setting in settings:
+        if setting not in removed:
+            text = f"vLLM has no option {quoted(setting.written)}"
+            help = advice(setting.name, known)
+            found.append(finding("SD102", text, setting.place, help=help))
+    if removed:
+        text = f"vLLM no longer has {', '.join(f'`{setting.written}`' for setting in removed)}"
+        help = "`specserve convert -- …` writes a profile with what took their place"
+        related = tuple(Related(setting.place, "nor this one") for setting in removed[1:])
+        found.append(finding("SD102", text, removed[0].place, help=help, related=related))
+    return found
 
 
 def advice(name: str, known: Collection[str]) -> str | None:
@@ -139,53 +139,16 @@ def advice(name: str, known: Collection[str]) -> str | None:
     return old.why if old.now else f"leave it out: {old.why}"
 
 
-def write_behind_dashes(command: str) -> str:
-    """A hint that shows how a vLLM command is given to this command of specserve."""
-    return f"write `specserve {command} -- vllm serve MODEL --speculative-config '{{…}}'`"
-
-
-def remember(words: Sequence[str], *, asked: str = "check") -> str:
-    """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
-    words = list(words)
-    if asked in _LAUNCH and "--headless" in words:
-        raise UsageError(
-            f"this command starts a worker that answers no requests; `{asked}` needs a server that answers",
-            hint="use the first node's command; `specserve check -- …` can check this one",
-        )
-    _REMEMBERED[COMMAND] = words
-
-    def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
-        try:
-            return profile_of(words, settings=settings)
-        except NoStart as error:
-            error.hint = write_behind_dashes(asked)
-            raise
-
-    MAKERS[COMMAND] = made
-    return COMMAND
-
-
-def remembered(name: str) -> list[str] | None:
-    """The words of the command that has this name; None for a file."""
-    return _REMEMBERED.get(name)
-
-
-API_KEY = "api_key"
-SECRETS = (API_KEY, "hf_token")
-_NGRAM = ("ngram", "[ngram]")
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
-
-
-Sections = dict[str, dict[str, Node]]
-
-
 def profile_sections(
-    settings: Mapping[str, Setting], *, table: VllmTable, env: Mapping[str, Node], found: list[Finding]
+    settings: Mapping[str, Setting],
+    *,
+    table: VllmTable,
+    env: Mapping[str, Node],
+    found: list[Finding],
 ) -> tuple[Sections, Node | None]:
     """The keys that each section of a profile gets, and its block of speculation.
 
-    Unknown arguments go to `engine`, where the rules report them; what has no place is reported to `found`.
+    What has no place in a profile is reported to `found`.
     """
     sections: Sections = {"target": {}, "env": dict(env)}
     if "model" in settings:
@@ -194,9 +157,9 @@ def profile_sections(
     at = config.node if config else None
     block = dict(at.mapping or {}) if at else {}
     for name, setting in settings.items():
-        if name in SECRETS or (name in REFUSED and setting.node.value):
+        if name in _SECRETS or (name in REFUSED and setting.node.value):
             found.append(_without_place(setting))
-        if name in (*SECRETS, *REFUSED) and name != API_KEY:
+        if name in (*_SECRETS, *REFUSED) and name != "api_key":
             continue
         node = _node(setting, found)
         section, _, key = place_of(name, table).partition(".")
@@ -212,7 +175,7 @@ def profile_sections(
 
 
 def as_tree(sections: Sections, block: Node | None, place: Span) -> Node:
-    """The tree that `validate` reads. `place` stands for what is written nowhere."""
+    """The tree that `read_profile` reads. `place` stands for what is written nowhere."""
     tree = {
         name: Node(values, place, key=place)
         for name, values in sections.items()
@@ -222,9 +185,9 @@ def as_tree(sections: Sections, block: Node | None, place: Span) -> Node:
 
 
 def _node(setting: Setting, found: list[Finding]) -> Node:
-    """The value as a profile has it: one name, a time-out that counts to the end, the variable of a key."""
+    """The value as a profile has it: one name, a whole time-out, the variable of a key."""
     node, value = setting.node, setting.node.value
-    if setting.name == API_KEY:
+    if setting.name == "api_key":
         return Node(_key_variable(node), node.span, key=node.key)
     if setting.name == "shutdown_timeout" and isinstance(value, int):
         return replace(node, value=value + DRAIN_MARGIN_S, raw=None)
@@ -232,62 +195,63 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
         return node
     for other in value[1:]:
         message = f"specserve serves under one name: {quoted(str(other.value))} is left out"
-        found.append(finding("SD005", message, other.span, severity=Severity.INFO))
+        found.append(finding("SD005", message, other.span, Severity.INFO))
     return replace(value[0], key=node.key, value=str(value[0].value))
 
 
 def _key_variable(node: Node) -> str:
     """The variable that holds the server's key: the one that the source names, or vLLM's own."""
-    items = node.value if isinstance(node.value, list) else [node]
-    names = [match[1] for item in items[:1] if (match := UNKNOWN.fullmatch(str(item.value)))]
-    return next((name for name in names if name.isidentifier()), "VLLM_API_KEY")
+    text = str(node.value[0].value if isinstance(node.value, list) and node.value else node.value)
+    name = readable(text).removeprefix("$") if UNKNOWN.fullmatch(text) else ""
+    return name if name.isidentifier() else "VLLM_API_KEY"
 
 
 def _without_place(setting: Setting) -> Finding:
     """About an argument that vLLM takes, and that a profile never holds."""
-    if setting.name in SECRETS:
-        variable = _key_variable(setting.node) if setting.name == API_KEY else "HF_TOKEN"
-        text = f"`{setting.written}` shows a secret to every user of the machine: export it as `{variable}`"
-        span, hint = setting.node.span, "leave the option out"
-        return finding("SD107", text, span, severity=Severity.WARNING, help=hint)
-    message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
+    flag = setting.written
+    if setting.name in _SECRETS:
+        variable = _key_variable(setting.node) if setting.name == "api_key" else "HF_TOKEN"
+        text = f"`{flag}` shows a secret to every user of the machine: export it as `{variable}`"
+        help = "leave the option out"
+        return finding("SD107", text, setting.node.span, Severity.WARNING, help=help)
     if setting.name == "headless":
-        message = "this worker answers no requests; everything else is judged as on the first node"
-        severity = Severity.INFO
-    return finding("SD005", message, setting.place, severity=severity)
+        text = "this worker answers no requests; everything else is judged as on the first node"
+        return finding("SD005", text, setting.place, Severity.INFO)
+    text = f"`{flag}` is left out: {REFUSED[setting.name]}"
+    return finding("SD005", text, setting.place, Severity.WARNING)
 
 
 def _speculation(config: Node, found: list[Finding]) -> Node:
-    """The block with vLLM's spelling and the method that vLLM would infer; reports and leaves out what vLLM ignores."""
+    """The block with vLLM's spelling and the method that vLLM would infer.
+
+    What vLLM ignores is reported and left out.
+    """
     if config.mapping is None:
         return config
-    keys = {name.replace("-", "_"): node for name, node in config.mapping.items() if node.value is not None}
-    model, written = _text(keys.get("model")), _text(keys.get("method"))
+    given = config.mapping.items()
+    keys = {name.replace("-", "_"): node for name, node in given if node.value is not None}
+    model, written = (_text(keys.get(name)) for name in ("model", "method"))
     name = written
     if "method" not in keys and (name := inferred_method(model)):
         keys = {"method": Node(name, keys["model"].span, key=config.key), **keys}
     elif written == "[ngram]" or (written or "").endswith("_mtp"):
         name = "ngram" if written == "[ngram]" else "mtp"
         keys["method"] = replace(keys["method"], value=name, raw=name)
-        message = f"{quoted(f'method: {written}')} is an old name of `{name}`"
-        found.append(
-            finding("SD006", message, keys["method"].span, severity=Severity.WARNING, help=f"write `{name}`")
-        )
+        text, place = f"`method: {written}` is an old name of `{name}`", keys["method"].span
+        found.append(finding("SD006", text, place, Severity.WARNING, help=f"write `{name}`"))
     method = METHODS.get(name or "")
     if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
     takes = BLOCK_KEYS.get(name or "", {})
     for key in [key for key in keys if takes and key not in takes and key in EVERY_KEY]:
         node = keys.pop(key)
-        message = f"`{key}` has no effect with `{name}`"
-        found.append(
-            finding("SD006", message, node.key or node.span, severity=Severity.WARNING, help="leave it out")
-        )
+        text, place = f"`{key}` has no effect with `{name}`", node.key or node.span
+        found.append(finding("SD006", text, place, Severity.WARNING, help="leave it out"))
     return replace(config, value={key: _typed(takes.get(key), node) for key, node in keys.items()})
 
 
 def inferred_method(model: str | None) -> str | None:
-    """The method that vLLM takes for a block without one, as far as the model's name tells."""
+    """The method of a block without one that vLLM takes, as far as the model's name tells."""
     if model is None:
         return None
     if model in _NGRAM:
@@ -306,15 +270,7 @@ def _text(node: Node | None) -> str | None:
 
 def _typed(key: Key | None, node: Node) -> Node:
     """Numbers and switches in quotes as what they are, because vLLM reads them so."""
-    if key is None or kind_of(key) not in ("int", "float", "bool") or not isinstance(node.value, str):
+    if key is None or kind_of(key) not in ("int", "float", "bool"):
         return node
-    value = meaning(node.value)
-    return replace(node, value=value, raw=node.value) if isinstance(value, (int, float)) else node
-
-
-def starred(line: str, places: Iterable[Span]) -> str:
-    """The line with these places hidden, and nothing moved."""
-    for span in places:
-        start, end = span.column - 1, span.end_column - 1
-        line = line[:start] + "*" * (end - start) + line[end:]
-    return line
+    value = meaning(node.value) if isinstance(node.value, str) else None
+    return replace(node, value=value, raw=_text(node)) if isinstance(value, (int, float)) else node

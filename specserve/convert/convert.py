@@ -1,4 +1,4 @@
-"""What a text says about an engine to the text of a profile that lints, with every change noted."""
+"""A launch to the text of a profile that lints, with every change noted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from specserve.convert.arguments import Setting
 from specserve.convert.command import as_tree, profile_sections
 from specserve.convert.host import count_of, on_host, set_hardware
 from specserve.convert.launch import Launch
-from specserve.convert.options import first_like_newest
 from specserve.convert.translate import translated
-from specserve.convert.words import LONGEST_SHOWN, Note, Word, finding, readable, unresolved
+from specserve.convert.words import (
+    LONGEST_SHOWN,
+    Note,
+    Word,
+    finding,
+    readable,
+    unresolved,
+)
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
@@ -35,7 +41,19 @@ _ROUNDS = 5
 _Removed = list[tuple[str, str, Node]]
 """The path, the key and the value of what is taken out of a tree."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
-_PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", "exec", "env", "sudo")
+_PROGRAMS = [
+    "sh",
+    "bash",
+    "zsh",
+    "dash",
+    "python",
+    "python3",
+    "vllm",
+    "serve",
+    "exec",
+    "env",
+    "sudo",
+]
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
 _KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
 """What is never cut: the target, and what makes a block of speculation."""
@@ -61,7 +79,7 @@ def converted(given: Launch, *, origin: str) -> Converted:
 
     Raises UsageError if the text names no model.
     """
-    if "model" not in given.settings and "model_path" not in given.settings and not given.unresolved:
+    if not ({"model", "model_path"} & given.settings.keys() or given.unresolved):
         hint = "vLLM would serve its default, Qwen3-0.6B"
         raise UsageError(f"{given.what} in {origin} does not specify a model", hint=hint)
     notes: list[Note] = []
@@ -76,7 +94,6 @@ def converted(given: Launch, *, origin: str) -> Converted:
         path = item.span.path
         lacks = f", so `{path}` is missing from the profile" if path and path not in there else ""
         found.insert(at, replace(item, message=_harmless(item.message) + lacks))
-    tree = _for_versions(tree, profile, versions, notes)
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     notes.sort(key=lambda note: note.line or sys.maxsize)
     line = f", line {given.place.line}" if given.place.line > 1 else ""
@@ -85,21 +102,20 @@ def converted(given: Launch, *, origin: str) -> Converted:
         added = launch(profile, table=known, platform="cuda").added
         words = ", ".join(f"`{item.key}`" for item in added if item.key != "--host")
         head.append(f"A launch adds {words}: see `specserve plan`.")
-    todo = [(item.span.path, f"{item.message}; {item.help}" if item.help else item.message) for item in found]
-    said = [
-        *((note.path, note.text) for note in notes),
-        *((path, f"{OPEN_MARK}: {text}") for path, text in todo),
-    ]
-    there = {path for path, _ in tree.walk()}
+    said = [(note.path, note.text) for note in notes]
+    for item in found:
+        text = f"{item.message}; {item.help}" if item.help else item.message
+        said.append((item.span.path, f"{OPEN_MARK}: {text}"))
+    sections = {**({"vllm": Node(versions, Span(""))} if versions else {}), **(tree.mapping or {})}
+    there |= {"vllm"} & sections.keys()
     comments: dict[str, list[str]] = {}
     for path, text in said:
         while path and path not in there:  # the nearest key around it
             path = path.rpartition(".")[0]  # noqa: PLW2901
         comments.setdefault(path, []).append(_harmless(text))
     head += [f"- {text}" for text in comments.pop("", [])]
-    sections = tree.mapping or {}
-    ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
-    text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
+    tree = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
+    text = yaml_text(_commented(tree, "", comments), head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
 
 
@@ -129,19 +145,18 @@ def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
     refused: list[Finding] = []
     env = _kept_environment(given.env, notes, has_key="api_key" in settings)
     sections, block = profile_sections(settings, table=known, env=env, found=refused)
-    notes += [Note("", finding.message, finding.span.line) for finding in refused]
+    notes += [Note("", item.message, item.span.line) for item in refused]
     server = sections.setdefault("server", {})
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
     notes += set_hardware(given, sections)
     if headless:
-        text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
+        text = "`--headless` is left out: it starts a worker that answers no requests; "
+        text += "convert the first node's command"
         notes.append(Note("", text, headless.place.line))
-    return as_tree(sections, block and _match_draft_size(block, sections["target"], notes), given.place)
-
-
-_HUB_TOKENS = ("HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
+    block = block and _match_draft_size(block, sections["target"], notes)
+    return as_tree(sections, block, given.place)
 
 
 def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bool) -> dict[str, Node]:
@@ -157,8 +172,8 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
         if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
-            now = " as `HF_TOKEN`" if name in _HUB_TOKENS else ""
-            why = f"it is a secret; export it{now} where you start the server"
+            why = "it is a secret; export it where you start the server"
+            why += ", as `HF_TOKEN`" if name.startswith("HUGGING") else ""
         elif unresolved(text):
             why = "the source does not say its value; export it where you start the server"
         elif name == "HF_ENDPOINT":
@@ -171,21 +186,44 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
 
 
 def _match_draft_size(block: Node, target: Mapping[str, Node], notes: list[Note]) -> Node:
-    """Leaves out the size of a draft that is not split like its target: vLLM refuses or ignores any other size."""
-    size = (block.mapping or {}).get("draft_tensor_parallel_size")
-    wanted = count_of(target.get("tensor_parallel_size"))
+    """Without the size of a draft that is not split like its target, which vLLM refuses."""
+    keys = dict(block.mapping or {})
+    size, wanted = (
+        keys.get("draft_tensor_parallel_size"),
+        count_of(target.get("tensor_parallel_size")),
+    )
     if size is None or size.value == wanted:
         return block
+    del keys["draft_tensor_parallel_size"]
     notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
-    text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target"
-    notes.append(Note("speculation", f"{text}, here {wanted}", size.span.line))
-    return replace(
-        block, value={key: node for key, node in (block.mapping or {}).items() if node is not size}
-    )
+    text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its"
+    notes.append(Note("speculation", f"{text} target, here {wanted}", size.span.line))
+    return replace(block, value=keys)
+
+
+def _keep_on_loopback(
+    server: dict[str, Node], given: Launch, settings: Mapping[str, Setting]
+) -> Iterator[Note]:
+    """Makes a server without a key listen on this machine only; the note says how to open it."""
+    if given.is_call or "uds" in settings:
+        return
+    line, default = given.place.line, Server()
+    if given.engine == "sglang" and "port" not in server:
+        server["port"] = Node(_SGLANG_PORT, given.place)
+        yield Note("server.port", "SGLang's default", line)
+    host, keyed = server.get("host"), "api_key_env" in server
+    if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
+        said = f"`--host {host.value}`" if host and host.value else "no `--host`"
+        key = "" if keyed else ", and `api_key_env: NAME` with the variable of a key"
+        text = f"the source listens on every interface ({said}), this profile on {default.host}"
+        if host:
+            server["host"] = replace(host, value=default.host, raw=default.host)
+        text += f" only; to open it, write `host: 0.0.0.0` under `server`{key}"
+        yield Note("server.host", text, line)
 
 
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
-    """The tree without secrets, which are noted, and without what the source leaves open, which is an error."""
+    """The tree without secrets, which are noted, and what the source leaves open: an error."""
     removed: _Removed = []
     tree = _without(tree, _is_open_or_secret, removed) or tree
     for path, key, node in removed:
@@ -193,29 +231,35 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
         if looks_secret(key) or holds_a_secret(key, text):
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
-            message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text), LONGEST_SHOWN)}"
+            reads = quoted(_harmless(text), LONGEST_SHOWN)
+            message = f"the source does not say `{_harmless(path)}`: it reads {reads}"
             span = replace(node.span, path=path.partition("[")[0])
             found.append(finding("SD105", message, span, help="write its value"))
-    if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
-        notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
+    texts = (node.value for _, node in tree.walk() if isinstance(node.value, str))
+    if any(text.startswith(("./", "../")) for text in texts):
+        text = "paths that start with `./` or `../` are relative to the profile's own folder"
+        notes.append(Note("", text))
     return tree
 
 
 def _is_open_or_secret(path: str, key: str, node: Node) -> bool:
-    """Whether a value or its key is a secret or left open, or whether a model is a program or a number."""
+    """Whether a value or its key is a secret or left open, or a model a program or a number."""
     if isinstance(node.value, str) and (holds_a_secret(key, node.value) or unresolved(node.value)):
         return True
     if looks_secret(key) or unresolved(key):
         return True
-    return path == "target.model" and (
-        node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
-    )
+    is_program = node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
+    return path == "target.model" and is_program
 
 
 def _without(
-    node: Node, wrong: Callable[[str, str, Node], bool], removed: _Removed, path: str = "", key: str = ""
+    node: Node,
+    wrong: Callable[[str, str, Node], bool],
+    removed: _Removed,
+    path: str = "",
+    key: str = "",
 ) -> Node | None:
-    """The tree without the values that are wrong by path, key and value, and what they leave empty."""
+    """The tree without the values that are wrong by path, key and value, and empty holders."""
     if wrong(path, key, node):
         removed.append((path, key, node))
         return None
@@ -233,14 +277,17 @@ def _without(
 
 
 def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:
-    """The tree without the values that no profile, or this vLLM, would take, each noted; None if an error is left."""
+    """The tree without what no profile, or this vLLM, would take, each noted.
+
+    The profile is None if an error is left.
+    """
     for _ in range(_ROUNDS):
         profile, findings = read_profile(tree, file=FILE)
-        wrong = [(finding.span.path, finding.message, finding.span) for finding in findings]
+        wrong = [(item.span.path, item.message, item.span) for item in findings]
         if profile and not findings:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
-        cut = {path.partition("[")[0]: (message, span) for path, message, span in wrong if path not in _KEPT}
+        cut = {path.partition("[")[0]: (why, span) for path, why, span in wrong if path not in _KEPT}
         if not cut:
             return tree, None if wrong else profile
         removed: _Removed = []
@@ -250,20 +297,8 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
     return tree, None
 
 
-def _for_versions(tree: Node, profile: Profile | None, versions: str | None, notes: list[Note]) -> Node:
-    """With the range of the image's vLLM, or of those vLLMs that take all that the newest takes."""
-    if profile and versions is None:
-        found = first_like_newest(lambda known: {item.path for item in problems(profile, known)})
-        if found:
-            versions = f">={found[0]}"
-            text = f"the first known version that has `{min(found[1])}` as it is used here"
-            notes.append(Note("vllm", text))
-    range_ = {"vllm": Node(versions, Span(""))} if versions else {}
-    return replace(tree, value={**range_, **(tree.mapping or {})})
-
-
 def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
-    """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
+    """The vLLM of a container's image, and its range for a profile; else the newest and None."""
     image = given.image
     if image is None:
         release = re.match(r"(\d{1,4})\.(\d{1,4})\b", given.version)
@@ -272,7 +307,8 @@ def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | Non
             return found, f">={release[0]},<{release[1]}.{int(release[2]) + 1}"
         return newest(), None
     tag, name = _TAG.search(image.text), quoted(readable(image.text))
-    keep = "" if unresolved(image.text) else f"; `specserve render --image {image.text}` keeps it"
+    keep = f"; `specserve render --image {image.text}` keeps it"
+    keep = "" if unresolved(image.text) else keep
     text = f"the image {name} does not say which vLLM it has{keep}"
     if given.engine == "sglang":
         text = f"the image {name} is left out: a profile is for vLLM"
@@ -280,30 +316,10 @@ def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | Non
         major, minor = int(tag[1]), int(tag[2])
         found = table(f"{major}.{minor}")
         if found.exact:
-            is_own = _OWN_IMAGE.fullmatch(image.text)
-            notes.append(Note("vllm", f"from the image {name}{'' if is_own else keep}", image.span.line))
+            keep = "" if _OWN_IMAGE.fullmatch(image.text) else keep
+            notes.append(Note("vllm", f"from the image {name}{keep}", image.span.line))
             return found, f">={major}.{minor},<{major}.{minor + 1}"
-        known = ", ".join(judged_versions(None))
-        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM {known}{keep}"
+        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM"
+        text += f" {', '.join(judged_versions(None))}{keep}"
     notes.append(Note("", text, image.span.line))
     return newest(), None
-
-
-def _keep_on_loopback(
-    server: dict[str, Node], given: Launch, settings: Mapping[str, Setting]
-) -> Iterator[Note]:
-    """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
-    if given.is_call or "uds" in settings:
-        return
-    line, default = given.place.line, Server()
-    if given.engine == "sglang" and "port" not in server:
-        server["port"] = Node(_SGLANG_PORT, given.place)
-        yield Note("server.port", "SGLang's default", line)
-    host, keyed = server.get("host"), "api_key_env" in server
-    if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
-        said = f"`--host {host.value}`" if host and host.value else "no `--host`"
-        key = "" if keyed else ", and `api_key_env: NAME` with the variable of a key"
-        text = f"the source listens on every interface ({said}), this profile on {default.host} only"
-        if host:
-            server["host"] = replace(host, value=default.host, raw=default.host)
-        yield Note("server.host", f"{text}; to open it, write `host: 0.0.0.0` under `server`{key}", line)

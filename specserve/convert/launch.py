@@ -1,4 +1,4 @@
-"""One launch of an engine, as any reader fills it, and the launches that a command or a script makes."""
+"""One launch of an engine, and the launches that a command or a script makes."""
 
 from __future__ import annotations
 
@@ -8,45 +8,58 @@ from dataclasses import dataclass, field, replace
 
 from specserve.convert.arguments import Setting
 from specserve.convert.shell import Command, script
-from specserve.convert.words import LONGEST_SHOWN, UNKNOWN, Note, Word, argv_words, readable, unknown
+from specserve.convert.words import (
+    LONGEST_SHOWN,
+    UNKNOWN,
+    Note,
+    Word,
+    argv_words,
+    readable,
+    unknown,
+    unresolved,
+)
 from specserve.diagnostics import Finding, Span
 from specserve.errors import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(
-    r"\bvllm\s+serve\b|entrypoints[./]openai[./]api_server|entrypoints\.api_server|sglang[./]launch_server"
-    r"|sglang\s+serve\b|dynamo\.vllm|vllm/vllm-|vllm-openai"
+    r"\bvllm\s+serve\b|entrypoints[./](openai[./])?api_server|sglang[./]launch_server"
+    r"|sglang\s+serve\b|vllm/vllm-|vllm-openai"
 )
 """What a script that starts an engine holds."""
-_MODULES = {
-    "vllm.entrypoints.openai.api_server": "vllm", "vllm.entrypoints.api_server": "vllm", "dynamo.vllm": "vllm",
-    "sglang.launch_server": "sglang",
-}  # fmt: skip
-_CLI_MODULES = ("vllm", "vllm.entrypoints.cli.main")
+_PROGRAM = re.compile(
+    r"(([^ ]*/)?vllm serve |-m vllm(\.entrypoints\.cli\.main)? serve "
+    r"|-m vllm\.entrypoints\.(openai\.)?api_server |[^ ]*entrypoints/(openai/)?api_server\.py )"
+    r"|-m sglang\.launch_server |([^ ]*/)?sglang (serve|launch_server) |([^ ]*/)?launch_server\.py ".replace(
+        " ", "\0"
+    )
+)
+"""The words that name an engine's program, each with a zero byte behind it; the first group is vLLM's."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _RUN = re.compile(r"(container )?run\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
-_CHANGES_NOTHING = (
-    "echo", "printf", "set", "shopt", ":", "true", "false", "exit", "return", "trap", "which", "command", "type",
-    "test", "[", "ls", "date", "wait", "break", "continue", "nvidia-smi", "shift",
-)  # fmt: skip
-_QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
-_LONGEST_IMAGE, _LONGEST_SHOWN = 512, 100
+_CHANGES_NOTHING = re.compile(
+    r"echo|printf|set|shopt|:|true|false|exit|return|trap|which|command|type|test|\[|ls|date|wait"
+    r"|break|continue|nvidia-smi|shift"
+)
+_QUIET = re.compile(r"exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*", re.S)
+_LONGEST_IMAGE, _LONGEST_COMMAND = 512, 100
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
-    r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive|no-healthcheck"
-    r"|no-hosts|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm|rmi|sig-proxy|tls-verify|tty)"
+    r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive"
+    r"|no-healthcheck|no-hosts|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm"
+    r"|rmi|sig-proxy|tls-verify|tty)"
 )
 """The options of `docker run` and `podman run` that take no value."""
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _OF_VLLM = re.compile("--(model|max-model-len|tensor-parallel-size|gpu-memory-utilization)")
 _MOST_NESTED = 4
-_NOTOF_AN_ENGINE = ("PS1", "HOME", "SHELL", "LANG", "PWD")
+_NOT_OF_AN_ENGINE = re.compile("PS1|HOME|SHELL|LANG|PWD|PATH")
 OF_AN_ENGINE = re.compile(
-    r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_|PYTHONPATH"
+    r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_"
+    r"|PYTHONPATH"
 )
-DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts only vLLM, without Dynamo"
 
 
 @dataclass(slots=True)
@@ -108,36 +121,41 @@ class Launch:
         """Whether this is an engine in a Python program, which has no port."""
         return self.start.text.endswith("(…)")
 
+    def is_same(self, other: Launch) -> bool:
+        """Whether another start differs in nothing, such as one in a loop that starts it again."""
+        texts = [word.text for word in self.words] == [word.text for word in other.words]
+        mine, theirs = ({key: word.text for key, word in one.env.items()} for one in (self, other))
+        return texts and mine == theirs and self.image == other.image
+
 
 def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int = 0) -> list[Launch]:
-    """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
+    """Every engine that one command starts: several if it is a shell with a script.
+
+    `around`: what stands around it, such as its container.
+    """
     if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
         return []
     found = around or Launch("vllm", words[0])
     env = dict(found.env)
     for at, word in enumerate(words):
         name = word.text.rpartition("/")[2]
-        assigned = ASSIGNMENT.fullmatch(word.text)
-        if assigned:
+        inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
+        if assigned := ASSIGNMENT.fullmatch(word.text):
             env[assigned[1]] = word.part(assigned.start(2))
-        elif name in _CONTAINED and _RUN.match(" ".join(item.text for item in words[at + 1 : at + 3])):
-            return _container(
-                words[at + 1 :], replace(found, notes=[*found.notes, *_before(words[:at])]), nested
-            )
+        elif name in _CONTAINED and _RUN.match(" ".join(one.text for one in words[at + 1 : at + 3])):
+            return _container(words[at + 1 :], inner, nested)
         elif name in _SHELLS and (text := _script(words, at)) is not None:
-            inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
-            variables = {name: word.text for name, word in env.items() if not UNKNOWN.search(word.text)}
-            arguments, place = [word.text for word in words[text + 2 :]], words[text].span
             commands = script(
-                words[text].text, file=place.file, line=place.line, positional=arguments, variables=variables
+                words[text].text,
+                file=words[text].span.file,
+                line=words[text].span.line,
+                positional=[word.text for word in words[text + 2 :]],
+                variables={name: word.text for name, word in env.items() if not unresolved(word.text)},
             )
             return script_starts(commands, words[text].text, inner, nested=nested)
-        elif program := _program(words, at):
-            engine, rest = program
-            notes = [*found.notes, *_before(words[:at])]
-            if words[rest - 1].text == "dynamo.vllm":
-                notes.append(Note("", DYNAMO, word.span.line))
-            return [replace(found, engine=engine, start=word, words=list(words[rest:]), env=env, notes=notes)]
+        elif named := _PROGRAM.match("".join(f"{word.text}\0" for word in words[at : at + 3])):
+            rest = list(words[at + named[0].count("\0") :])
+            return [replace(inner, engine="vllm" if named[1] else "sglang", start=word, words=rest)]
     return []
 
 
@@ -157,47 +175,38 @@ def script_starts(
         exported, dropped = _of_engine(command.exported, text)
         notes = [*here.notes, *before, *dropped, *command.notes]
         if command.function:
-            notes.append(Note("", f"nothing in the source calls its function `{command.function}`"))
-        inner = replace(
-            here, env={**exported, **here.env}, notes=notes, name=command.function or here.name,
-            condition=command.condition or here.condition,
-        )  # fmt: skip
+            said = f"nothing in the source calls its function `{command.function}`"
+            notes.append(Note("", said))
+        inner = replace(here, env={**exported, **here.env}, notes=notes)
+        inner.name = command.function or here.name
+        inner.condition = command.condition or here.condition
         inside = starts(command.words, inner, nested=nested + 1)
-        found += [item for item in inside if _as_written(item) not in map(_as_written, found)]
+        found += [item for item in inside if not any(map(item.is_same, found))]
         programs = (word.text for word in command.words if not ASSIGNMENT.fullmatch(word.text))
         first = next(programs, "echo").rpartition("/")[2]
-        if not inside and first not in _CHANGES_NOTHING:
+        if not inside and not _CHANGES_NOTHING.fullmatch(first):
             texts = (readable(word.text) for word in command.words)
-            shown = " ".join(f'"{text}"' if re.search("[ <>&|;]", text) else text for text in texts)
+            shown = " ".join(f'"{one}"' if re.search("[ <>&|;]", one) else one for one in texts)
             shown = " ".join(shown.split())
-            cut = f"{shown[:_LONGEST_SHOWN]}…" if len(shown) > _LONGEST_SHOWN else shown
-            when = f" (if {quoted(command.condition, LONGEST_SHOWN)})" if command.condition else ""
-            said = f"set-up before the launch is left out: {quoted(cut, LONGEST_SHOWN)}{when}; `render` cannot do it"
-            before.append(Note("", said, command.words[0].span.line))
+            if len(shown) > _LONGEST_COMMAND:
+                shown = f"{shown[:_LONGEST_COMMAND]}…"
+            said = f"set-up before the launch is left out: {quoted(shown, LONGEST_SHOWN)}"
+            if command.condition:
+                said += f" (if {quoted(command.condition, LONGEST_SHOWN)})"
+            place = command.words[0].span.line
+            before.append(Note("", f"{said}; `render` cannot do it", place))
     return found
 
 
-def _as_written(given: Launch) -> object:
-    """What two starts have in common that differ in nothing, such as those of a loop that starts a server again."""
-    return (
-        [word.text for word in given.words],
-        {name: word.text for name, word in given.env.items()},
-        given.image,
-    )
-
-
 def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word], list[Note]]:
-    """The exported variables that an engine may read, not those that only the script itself reads; what is dropped."""
-    kept = {
-        name: word
-        for name, word in exported.items()
-        if OF_AN_ENGINE.match(name)
-        or (name not in (*_NOTOF_AN_ENGINE, "PATH") and not re.search(rf"\$\{{?{re.escape(name)}\b", text))
-    }
-    path = exported.get("PATH")
-    return kept, [
-        Note("", "`PATH` is left out: export it where you start the server", path.span.line)
-    ] if path else []
+    """The exported variables that an engine may read, not only the script; what is dropped."""
+    kept = {}
+    for name, word in exported.items():
+        is_read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(rf"\$\{{?{re.escape(name)}\b", text)
+        if OF_AN_ENGINE.match(name) or not is_read:
+            kept[name] = word
+    said, path = "`PATH` is left out: export it where you start the server", exported.get("PATH")
+    return kept, [Note("", said, path.span.line)] if path else []
 
 
 def invocation(words: Sequence[Word]) -> Launch | None:
@@ -210,31 +219,10 @@ def is_command(words: Sequence[str]) -> bool:
     return len(words) > 1 and invocation(argv_words(words)[1]) is not None
 
 
-def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:
-    """The engine whose program stands here, and where its arguments begin."""
-    text = words[at].text
-    name = text.rpartition("/")[2]
-    following = [word.text for word in words[at + 1 : at + 3]] + ["", ""]
-    if text == "-m" and following[0] in _MODULES:
-        return _MODULES[following[0]], at + 2
-    if text == "-m" and following[0] in _CLI_MODULES and following[1] == "serve":
-        return "vllm", at + 3
-    if name in ("vllm", "sglang") and following[0] in ("serve", "launch_server")[: 1 + (name == "sglang")]:
-        return name, at + 2
-    if text.endswith(("openai/api_server.py", "entrypoints/api_server.py")):
-        return "vllm", at + 1
-    return ("sglang", at + 1) if name == "launch_server.py" else None
-
-
 def _before(words: Sequence[Word]) -> list[Note]:
     """A note about the wrappers before a program."""
-    shown = [
-        readable(word.text)
-        for word in words
-        if word.text.rpartition("/")[2] not in _QUIET
-        and not ASSIGNMENT.fullmatch(word.text)
-        and not UNKNOWN.search(word.text)
-    ]
+    texts = (word.text for word in words if not ASSIGNMENT.fullmatch(word.text))
+    shown = [text for text in texts if not _QUIET.fullmatch(text.rpartition("/")[2])]
     said = f"{quoted(' '.join(shown))} before the engine is left out"
     return [Note("", said, words[0].span.line)] if shown else []
 
@@ -254,7 +242,7 @@ def _script(words: Sequence[Word], at: int) -> int | None:
 
 
 def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch]:
-    """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices, or are left out."""
+    """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices."""
     entry = None
     found = replace(found, published=[], env={}, mounts=[], left_out=[], is_contained=True)
     at = next(place for place, word in enumerate(words) if word.text == "run") + 1
@@ -266,10 +254,10 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
         value = word.part(len(name) + (not short)) if inline else None
         if not inline and not _SWITCH.fullmatch(name) and at < len(words):
             value, at = words[at], at + 1
-        assigned = ASSIGNMENT.fullmatch(value.text) if value else None
         if name in ("-e", "--env") and value:
-            key = assigned[1] if assigned else value.text
-            found.env[key] = value.part(assigned.start(2)) if assigned else replace(value, text=unknown(key))
+            key, sign, _ = value.text.partition("=")
+            held = value.part(len(key) + 1) if sign else replace(value, text=unknown(key))
+            found.env[key] = held
         elif name == "--gpus":
             found.devices = value
         elif name == "--entrypoint":
@@ -288,7 +276,7 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
 
 
 def mount(text: str) -> tuple[str, str]:
-    """The folder of the host and that of the container in `./hf:/data/hf:ro` or `type=bind,source=…,target=…`."""
+    """The folder of the host and that of the container: `./hf:/data`, `source=…,target=…`."""
     if "," in text and "=" in text:
         pairs = dict(part.partition("=")[::2] for part in text.split(","))
         source = pairs.get("source") or pairs.get("src") or ""
@@ -297,8 +285,8 @@ def mount(text: str) -> tuple[str, str]:
         source, _, rest = text.partition(":")
         inside = rest.partition(":")[0] or source
         source = source if rest else ""
-    for name, folder in (("HOME", "~"), ("PWD", ".")):
-        source = folder + source.removeprefix(unknown(name)) if source.startswith(unknown(name)) else source
+    for variable, folder in ((unknown("HOME"), "~"), (unknown("PWD"), ".")):
+        source = source.replace(variable, folder, 1) if source.startswith(variable) else source
     is_folder = source.startswith(("/", ".", "~")) or UNKNOWN.match(source)
     return (source if is_folder else ""), inside
 
@@ -306,16 +294,16 @@ def mount(text: str) -> tuple[str, str]:
 def in_container(
     image: Word | None, words: list[Word], entry: Word | None, found: Launch, *, nested: int = 0
 ) -> list[Launch]:
-    """What a container of this image starts with these words; its own entry point is the server."""
+    """What a container of this image starts with these words, or its own entry point does."""
     found = replace(found, image=image)
     program = [entry, *words] if entry is not None and entry.text else words
     inner = starts(program, found, nested=nested + 1)
     if inner or image is None or "sglang" in image.text:
         return inner
-    open_image, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
+    is_open, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
     own = entry is None or entry.text.rpartition("/")[2] == "vllm"
-    options = first == "serve" or first.startswith("--") or is_model(first) or bool(UNKNOWN.match(first))
-    named = any(_OF_VLLM.match(word.text) for word in words) if open_image else is_image(image.text)
+    options = first == "serve" or first.startswith("--") or is_model(first) or UNKNOWN.match(first)
+    named = any(_OF_VLLM.match(word.text) for word in words) if is_open else is_image(image.text)
     if not (own and options and named):
         return []
     return [replace(found, start=image, words=words[first == "serve" :])]

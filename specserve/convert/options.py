@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from specserve.vllm.arguments import Argument, VllmTable
 from specserve.vllm.facts import merged
@@ -17,13 +16,12 @@ def option_strings(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     for argument in (*table.frontend.values(), *table.engine.values()):
         for flag in filter(None, (argument.flag, *argument.aliases)):
             found[flag] = (argument, False)
-            if argument.negatable and flag.startswith("--"):
-                negatives = [f"--no-{flag.removeprefix('--')}"]
-                if table.inverse_flags and flag.startswith("--enable-"):
-                    negatives.append(f"--disable-{flag.removeprefix('--enable-')}")
-                if table.inverse_flags and flag.startswith("--disable-"):
-                    negatives.append(f"--enable-{flag.removeprefix('--disable-')}")
-                for negative in negatives:
+            if not (argument.negatable and flag.startswith("--")):
+                continue
+            found.setdefault(f"--no-{flag[2:]}", (argument, True))
+            for one, other in (("enable", "disable"), ("disable", "enable")):
+                if table.inverse_flags and flag.startswith(f"--{one}-"):
+                    negative = f"--{other}-{flag.removeprefix(f'--{one}-')}"
                     found.setdefault(negative, (argument, True))
     return found
 
@@ -42,18 +40,3 @@ def argument_names() -> frozenset[str]:
     """The names of the engine and server arguments that a known version has."""
     data = merged("arguments")
     return frozenset((*data["engine"], *data["frontend"]))
-
-
-def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
-    """The first version from which on each takes what the newest takes, and what the one before
-    refuses.
-
-    `refused` says what a version refuses. None if every known version takes it.
-    """
-    *older, first = known_versions()
-    by_newest = refused(table(first))
-    for name in reversed(older):
-        if more := refused(table(name)) - by_newest:
-            return first, more
-        first = name
-    return None

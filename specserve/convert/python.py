@@ -1,6 +1,6 @@
-"""Launches in Python: `LLM(…)`, and commands as lists or texts that a program starts. Nothing is run.
+"""Launches in Python: `LLM(…)`, and commands that a program starts. Nothing is run.
 
-Literals are read, names that are set once, and the defaults of parameters, of argparse and of the environment.
+Literals are read, names that are set once, and defaults: of parameters, argparse, the environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from specserve.convert.arguments import Setting
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word, unknown, unknown_if, unresolved, value_node
+from specserve.convert.words import Note, Word, mark, unknown, unresolved, value_node
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.values import Node
@@ -23,17 +23,7 @@ from specserve.vllm.versions import newest
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
-_RUNS = (
-    "run",
-    "Popen",
-    "call",
-    "check_call",
-    "check_output",
-    "system",
-    "popen",
-    "split",
-    "create_subprocess_shell",
-)
+_RUNS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "split")
 _PARSED = ("args", "opts", "options", "opt")
 _MOST_NAMES = 100
 """Names that are looked up for one value: a list of lists of names grows without bounds."""
@@ -56,16 +46,16 @@ class PythonSource:
         except SyntaxError as error:
             raise UsageError(f"`{file}` is not Python: line {error.lineno}: {error.msg}") from error
         except (ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"`{file}` is not Python: {str(error) or 'it is nested too deeply'}") from error
+            reason = str(error) or "it is nested too deeply"
+            raise UsageError(f"`{file}` is not Python: {reason}") from error
         self.nodes = sorted(self.scopes, key=lambda node: getattr(node, "lineno", 0))
-        self.set_times = Counter(
-            (self.scopes[node], name) for node in self.nodes if (name := _name_set_by(node))
-        )
+        names = ((self.scopes[node], _name_set_by(node)) for node in self.nodes)
+        self.set_times = Counter(names)
         self.assigned: dict[tuple[_Scope, str], ast.expr] = {}
         self.defaults: dict[tuple[_Scope, str], ast.expr] = {}
         self.options: dict[str, Any] = {}
         self.taken: dict[str, None] = {}
-        """The parameters and options whose defaults a value is made of."""
+        """The parameters, options and variables whose defaults a value is made of."""
         for node in self.nodes:
             match node:
                 case (
@@ -74,32 +64,26 @@ class PythonSource:
                 ):
                     self.assigned[self.scopes[node], name] = value
                 case ast.FunctionDef(args=args) | ast.AsyncFunctionDef(args=args):
-                    named = [*args.posonlyargs, *args.args]
-                    pairs = [*zip(named[len(named) - len(args.defaults) :], args.defaults, strict=True)]
-                    pairs += [
-                        (arg, held)
-                        for arg, held in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-                        if held
-                    ]
-                    self.defaults |= {(node, arg.arg): held for arg, held in pairs}
-                case ast.Call(func=ast.Attribute(attr="add_argument"), args=flags, keywords=keywords):
-                    self._add_option(
-                        [flag.value for flag in flags if isinstance(flag, ast.Constant)], keywords
-                    )
+                    last_ones = reversed([*args.posonlyargs, *args.args])
+                    pairs = [*zip(last_ones, reversed(args.defaults), strict=False)]
+                    pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)  # type: ignore[arg-type]
+                    self.defaults |= {(node, arg.arg): held for arg, held in pairs if held}
+                case ast.Call(func=ast.Attribute(attr="add_argument"), args=flags, keywords=words):
+                    texts = [flag.value for flag in flags if isinstance(flag, ast.Constant)]
+                    self._add_option(max(map(str, texts), key=len, default=""), words)
 
     def _visit(self, node: ast.AST, scope: _Scope) -> None:
         self.scopes[node] = scope
         for child in ast.iter_child_nodes(node):
             self._visit(child, node if isinstance(node, _Function | ast.Lambda) else scope)
 
-    def _add_option(self, flags: list[Any], keywords: list[ast.keyword]) -> None:
+    def _add_option(self, flag: str, keywords: list[ast.keyword]) -> None:
         """What argparse makes of an option that nobody gives."""
         said = {item.arg: self._value(item.value) for item in keywords if item.arg}
-        longest = max((str(flag) for flag in flags), key=len, default="")
-        name = str(said.get("dest") or longest.lstrip("-").replace("-", "_"))
+        name = str(said.get("dest") or flag.lstrip("-").replace("-", "_"))
         switches = {"store_true": False, "store_false": True}
         value = said.get("default", switches.get(str(said.get("action"))))
-        if said.get("required") is True or not longest.startswith("-"):
+        if said.get("required") is True or not flag.startswith("-"):
             value = unknown(name)
         self.options[name] = value if self.options.get(name, value) == value else unknown(name)
 
@@ -109,11 +93,11 @@ class PythonSource:
         return Span(self.file, node.lineno, node.col_offset + 1, end, (node.end_col_offset or 0) + 1)
 
     def value(self, node: ast.expr) -> Any:
-        """The literal that an expression amounts to; what the source does not say is a mark in it."""
+        """The literal that an expression amounts to; what the source does not say is a mark."""
         self.looked_up = 0
         return self._value(node)
 
-    def _value(self, node: ast.expr) -> Any:  # noqa: PLR0912 - a case for each kind of expression
+    def _value(self, node: ast.expr) -> Any:  # noqa: PLR0912 - a case for each kind
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return value
@@ -121,7 +105,7 @@ class PythonSource:
                 return -number
             case ast.Name(id=name):
                 return self._named(name, self.scopes.get(node))
-            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+            case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [value for item in items for value in self._items(item)]
             case ast.Dict(keys=keys, values=values):
                 return self._mapping([*zip(keys, values, strict=True)])
@@ -130,11 +114,11 @@ class PythonSource:
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
                 return self._value(inner)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                both = self._value(left), self._value(right)
-                if all(isinstance(one, list) for one in both) or all(isinstance(one, str) for one in both):
-                    return both[0] + both[1]
-                if isinstance(both[0], list):
-                    return [*both[0], text_of(both[1])]
+                one, other = self._value(left), self._value(right)
+                if isinstance(one, list):
+                    return [*one, *(other if isinstance(other, list) else [text_of(other)])]
+                if isinstance(one, str) and isinstance(other, str):
+                    return one + other
             case ast.IfExp(test=test, body=body, orelse=other) if (holds := self.holds(test)) is not None:
                 return self._value(body if holds else other)
             case ast.Call(func=function, args=args, keywords=keywords):
@@ -148,7 +132,8 @@ class PythonSource:
                 parsed = isinstance(source, ast.Call) and _name(source.func).startswith("parse_")
                 if name in self.options and (parsed or _name(holder) in _PARSED):
                     value = self.options[name]
-                    self.taken |= {} if isinstance(value, str) and unresolved(value) else {name: None}
+                    is_open = isinstance(value, str) and unresolved(value)
+                    self.taken |= {} if is_open else {name: None}
                     return value
                 return unknown(name)
         return unknown("an expression")
@@ -163,7 +148,8 @@ class PythonSource:
         if (scope, name) in self.defaults:
             self.taken[name] = None
             return self._value(self.defaults[scope, name])
-        return self._value(self.assigned[scope, name]) if (scope, name) in self.assigned else unknown(name)
+        assigned = self.assigned.get((scope, name))
+        return unknown(name) if assigned is None else self._value(assigned)
 
     def _items(self, node: ast.expr) -> list[Any]:
         """The values that one item of a list becomes: several if it is starred."""
@@ -179,15 +165,20 @@ class PythonSource:
         return mapping
 
     def _called(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
-        """`dict(…)` and vLLM's own `…Config(…)` as mappings, the default of a variable of the environment, `str(X)`."""
+        """`dict(…)` and vLLM's `…Config(…)` as mappings, `str(X)`, a default of the environment."""
         name = _name(function)
         if not args and (name == "dict" or name.endswith("Config")):
-            return self._mapping([(item.arg and ast.Constant(item.arg), item.value) for item in keywords])  # type: ignore[misc]
+            pairs = [(ast.Constant(one.arg) if one.arg else None, one.value) for one in keywords]
+            return self._mapping([*pairs])
         if args and name in ("str", "int", "float"):
             return text_of(self._value(args[0])) if name == "str" else self._value(args[0])
         holder = _name(function.value) if isinstance(function, ast.Attribute) else ""
         if args and (name == "getenv" or (name, holder) == ("get", "environ")):
-            return self._value(args[1]) if len(args) > 1 else unknown(text_of(self._value(args[0])))
+            variable = text_of(self._value(args[0]))
+            if len(args) == 1:
+                return unknown(variable)
+            self.taken[variable] = None
+            return self._value(args[1])
         return unknown(f"{name}(…)")
 
     def holds(self, test: ast.expr) -> bool | None:
@@ -196,12 +187,6 @@ class PythonSource:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 holds = self.holds(inner)
                 return None if holds is None else not holds
-            case ast.Compare(
-                left=left, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]
-            ):
-                value = self._value(left)
-                is_open = isinstance(value, str) and unresolved(value)
-                return None if is_open else (value is None) is isinstance(op, ast.Is)
             case ast.Name() | ast.Attribute():
                 value = self._value(test)
                 return None if isinstance(value, str) and unresolved(value) else bool(value)
@@ -256,7 +241,7 @@ class PythonSource:
 
 
 def _name_set_by(node: ast.AST) -> str | None:
-    """The name that a node sets or changes: `X = …`, `X["a"]["b"] = …`, `X.append(…)`, a parameter."""
+    """The name that a node sets or changes: `X = …`, `X["a"] = …`, `X.append(…)`, a parameter."""
     if isinstance(node, ast.arg):
         return node.arg
     sets = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
@@ -268,7 +253,7 @@ def _name_set_by(node: ast.AST) -> str | None:
 
 def _name(node: ast.expr) -> str:
     """The last name of `a.b.c`."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def text_of(value: Any) -> str:
@@ -276,15 +261,13 @@ def text_of(value: Any) -> str:
 
 
 def launches(text: str, *, file: str) -> list[Launch]:
-    """Every engine that a program makes by a call or starts as a command, in the order of the source.
+    """Every engine that a program makes by a call or starts as a command, in order.
 
     Raises UsageError for what is not Python.
     """
     source = PythonSource(text, file=file)
-    known = {**newest().frontend, **newest().engine}
     found: list[Launch] = []
     env: dict[str, Word] = {}
-    sampling: list[Note] = []
     lists = {value: name for (_, name), value in source.assigned.items()}
     inner: set[ast.AST] = set()
     for node in source.nodes:
@@ -297,66 +280,57 @@ def launches(text: str, *, file: str) -> list[Launch]:
             ) if _name(holder) in ("environ", "env"):
                 env[text_of(source.value(key))] = Word(text_of(source.value(value)), source.span(value))
             case ast.keyword(arg="env", value=value) if isinstance(held := source.value(value), dict):
-                set_here = {name: item for name, item in held.items() if not unresolved(name)}
-                env |= {name: Word(text_of(item), source.span(value)) for name, item in set_here.items()}
-            case ast.Call(func=function) if _name(function) == "SamplingParams":
-                said = "`SamplingParams(…)` is left out: a line of `specserve generate` holds its sampling parameters"
-                sampling.append(Note("", said, node.lineno))
+                for name, item in held.items():
+                    if not unresolved(name):
+                        env[name] = Word(text_of(item), source.span(value))
             case ast.Call(func=function) if (name := _name(function)) in ENGINES:
-                nodes = _keywords(node, source)
-                settings = {key: Setting(key, held, key, known.get(key)) for key, held in nodes.items()}
                 start = Word(f"{name}(…)", source.span(node))
+                settings = _keywords(node, source)
                 made = [Launch(ENGINES[name], start, settings=settings)] if settings else []
             case ast.Call(func=function, args=args) if _name(function) in _RUNS:
-                text_at = args[0] if args else getattr(function, "value", node)
-                command = source.value(text_at)
+                command = source.value(args[0] if args else getattr(function, "value", node))
                 if isinstance(command, str) and STARTS.search(command):
-                    made = script_starts(script(command, file=file, line=node.lineno), command)
-            case ast.Call(func=function, args=[_, _, *_] as args) if (
-                _name(function) == "create_subprocess_exec"
-            ):
-                items = [value for item in args for value in source._items(item)]
-                made = starts([Word(text_of(item), source.span(node)) for item in items])
+                    commands = script(command, file=file, line=node.lineno)
+                    made = script_starts(commands, command)
             case ast.List() | ast.BinOp() if node not in inner:
                 inner |= {*ast.walk(node)}
                 made = starts(_command(node, lists.get(node, ""), source))
         if source.taken and made:
-            said = ", ".join(f"`{name}`" for name in source.taken)
-            note = Note(
-                "", f"the profile has the defaults of {said}, which the program's arguments may change"
-            )
-            made = [replace(given, notes=[*given.notes, note]) for given in made]
+            names = ", ".join(f"`{name}`" for name in source.taken)
+            said = f"the profile has the program's defaults of {names}, which a run may change"
+            made = [replace(given, notes=[*given.notes, Note("", said)]) for given in made]
         scope = source.scopes[node]
         owner = scope.name if isinstance(scope, _Function) else ""
-        found += [replace(given, env={**env, **given.env}, name=given.name or owner) for given in made]
-    return [replace(given, notes=[*given.notes, *sampling[: given.is_call]]) for given in found]
+        for given in made:
+            found.append(replace(given, env={**env, **given.env}, name=given.name or owner))
+    return found
 
 
 def _command(node: ast.expr, name: str, source: PythonSource) -> list[Word]:
     """The words of a list that may be a command, with what later statements add to it."""
     value, place = source.value(node), source.span(node)
-    if not isinstance(value, list) or not STARTS.search(" ".join(text_of(item) for item in value)):
+    if not isinstance(value, list) or not STARTS.search(" ".join(map(text_of, value))):
         return []
     words = [Word(text_of(item), place) for item in value]
     for items, condition, added in source.grown(node, name) if name else ():
-        texts, at = [text_of(item) for item in items], source.span(added)
-        if condition:
-            words.append(Word(unknown_if(" ".join(texts), condition), at))
-        else:
-            words += [Word(text, at) for text in texts]
+        texts = [text_of(item) for item in items]
+        texts = [mark(" ".join(texts), condition)] if condition else texts
+        words += [Word(text, source.span(added)) for text in texts]
     return words
 
 
-def _keywords(node: ast.Call, source: PythonSource) -> dict[str, Node]:
-    keywords: dict[str, Node] = {}
+def _keywords(node: ast.Call, source: PythonSource) -> dict[str, Setting]:
+    """The arguments of a call; the first one without a name is the model."""
+    nodes: dict[str, Node] = {}
     for at, item in enumerate(node.args):
         value = source.value(item) if at == 0 else unknown("an argument without a name")
-        keywords["model" if at == 0 else f"argument {at + 1}"] = value_node(value, source.span(item))
+        nodes["model" if at == 0 else f"argument {at + 1}"] = value_node(value, source.span(item))
     for keyword in node.keywords:
         value, place = source.value(keyword.value), source.span(keyword)
         if keyword.arg:
-            keywords[keyword.arg] = value_node(value, source.span(keyword.value), place)
+            nodes[keyword.arg] = value_node(value, source.span(keyword.value), place)
         else:
             spread = value if isinstance(value, dict) else {unknown("a mapping"): value}
-            keywords |= value_node(spread, place).mapping or {}
-    return keywords
+            nodes |= value_node(spread, place).mapping or {}
+    known = {**newest().frontend, **newest().engine}
+    return {name: Setting(name, held, name, known.get(name)) for name, held in nodes.items()}

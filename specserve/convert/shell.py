@@ -1,6 +1,6 @@
-"""The commands of a shell script with their variables resolved. The script is parsed, and never run.
+"""The commands of a shell script with their variables resolved; the script is never run.
 
-Source: Bash manual, section 3.5 (expansions). What only a run could know stays a mark (`words.unknown`).
+Source: Bash manual, section 3.5 (expansions). What only a run could know stays a mark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specserve.convert.words import UNKNOWN, Note, Word, placeholder, unknown, unknown_choice, unknown_if
+from specserve.convert.words import UNKNOWN, Note, Word, mark, placeholder, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -33,7 +33,6 @@ _CONDITION = re.compile(r"^(\s*)(if|elif|while|until)\b.*?(;\s*(?:then|do))?\s*$
 _OPTION_OR_START = re.compile(r"(^|[\s('\"])--?[a-zA-Z]|vllm|sglang|^\s*['\"]?\)|\($")
 _PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
 """A text at its blanks, those within quotes aside."""
-_IS_EMPTY = re.compile(r"""\[\[? -z ["']?\$\{?(\w+)(?::?-)?\}?["']? \]\]?""")
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
@@ -42,18 +41,25 @@ _KEPT, _END = "\ue010", "\ue011"
 """In a text that is not split yet: here is a word, though it may be empty; here a word ends."""
 _BLANKS = {ord(" "): "\ue012", ord("\t"): "\ue013", ord("\n"): "\ue014"}
 """The blanks at which a word is split, as opposed to those in quotes."""
-_NO_SPLIT = {ord(mark): chr(blank) for blank, mark in _BLANKS.items()} | {ord(_KEPT): "", ord(_END): " "}
+_NO_SPLIT = {ord(blank): chr(mark) for mark, blank in _BLANKS.items()}
+_NO_SPLIT |= {ord(_KEPT): "", ord(_END): " "}
 _WORD = re.compile(f"[^{_END}-\ue014]+")
 _HOME = re.compile(f"^{unknown('HOME')}(?=/|$)")
-_COMPUTED = ("arithmetic_expansion", "command_substitution", "process_substitution", "brace_expression")
-_ELSE = "nothing else holds"
+_COMPUTED = (
+    "arithmetic_expansion",
+    "command_substitution",
+    "process_substitution",
+    "brace_expression",
+    "ansi_c_string",
+)
 _LEAVES = ("word", "string_content", "variable_name", "number", "regex", "test_operator")
 Value = str | list[str]
+_Bodies = list[tuple[str, list["Node"]]]
 
 
 @dataclass(slots=True)
 class Command:
-    """One simple command: its words, the variables exported to it, and what was assumed to read it."""
+    """One simple command: its words, the variables exported to it, and what was assumed."""
 
     words: list[Word]
     exported: dict[str, Word] = field(default_factory=dict)
@@ -72,29 +78,26 @@ def script(
     positional: list[str] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> list[Command]:
-    """The commands of a script in their order, with assignments, arrays, functions and loops over words resolved.
+    """The commands of a script in order: variables, arrays, functions and loops are resolved.
 
-    `positional`: the words after the script, None if nobody says them. Raises UsageError if it cannot be parsed.
+    `positional`: the words after the script, None if nobody says them. Raises UsageError if it
+    cannot be parsed.
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub(r"\1", text))
-    text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
+    text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]), text)
     shell = _Shell(file, line, positional, variables or {})
-    root = _parsed(text)
     for _ in range(_MOST_REPAIRS):
-        if not root.has_error:
-            break
-        lines, row = text.split("\n"), _first_error(root).start_point[0]
-        if not lines[row] or _OPTION_OR_START.search(lines[row]):
-            break
-        shell.assumed[
-            Note("", f"this line cannot be read and is passed over: {lines[row].strip()}", line + row)
-        ] = None
-        repaired = _CONDITION.sub(r"\1\2 [ ? ]\3", lines[row])
-        assigned = re.findall(r"(\w+)\+?=", lines[row])
-        lines[row] = repaired if repaired != lines[row] else f"read {' '.join(assigned)}" if assigned else ""
-        text = "\n".join(lines)
         root = _parsed(text)
+        lines, row = text.split("\n"), _first_error(root).start_point[0]
+        if not root.has_error or not lines[row] or _OPTION_OR_START.search(lines[row]):
+            break
+        shell.assume(f"a line cannot be read and is passed over: {lines[row].strip()}", row)
+        repaired = _CONDITION.sub(r"\1\2 [ ? ]\3", lines[row])
+        assigned = " ".join(re.findall(r"(\w+)\+?=", lines[row]))
+        if repaired == lines[row]:
+            repaired = f"read {assigned}" if assigned else ""
+        text = "\n".join([*lines[:row], repaired, *lines[row + 1 :]])
     if root.has_error:
         raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
     try:
@@ -106,6 +109,9 @@ def script(
                 command.function = command.function or name
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
+    if shell.defaults:
+        names = ", ".join(f"`${name}`" for name in shell.defaults)
+        shell.assume(f"the profile has the script's defaults of {names}, not the environment's")
     for command in shell.found:
         command.notes += shell.assumed
     return shell.found
@@ -121,7 +127,7 @@ def _parsed(text: str) -> Node:
 
 
 def _first_error(node: Node) -> Node:
-    """The innermost first node that the grammar could not read; an inner one may bear no mark of its own."""
+    """The innermost first node that the grammar could not read, which may bear no mark of it."""
     inner: Node | None = node
     while inner and not (node.is_error or node.is_missing):
         node, inner = inner, next((child for child in inner.children if child.has_error), None)
@@ -129,7 +135,7 @@ def _first_error(node: Node) -> Node:
 
 
 class _Shell:
-    """The state of one script while its tree is walked: variables, exported names, functions, commands found."""
+    """The state of one script while its tree is walked: variables, functions, commands found."""
 
     def __init__(
         self, file: str, line: int, positional: list[str] | None, variables: Mapping[str, str]
@@ -140,18 +146,20 @@ class _Shell:
         self.places: dict[str, Span] = {}
         self.functions: dict[str, Node] = {}
         self.called: set[str] = set()
-        self.outside: set[str] = set()
-        """Variables that are empty unless the environment sets them: `X=${X:-}`."""
         self.condition = ""
         self.found: list[Command] = []
         self.assumed: dict[Note, None] = {}
+        self.defaults: dict[str, None] = {}
+        """Variables that have the script's default, which the environment may change."""
+        self.empty: set[str] = set()
+        """Those whose default is empty: in quotes, such a default is none."""
         self.steps = 0
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
 
-    def assume(self, said: str) -> None:
-        self.assumed[Note("", said, self.line)] = None
+    def assume(self, said: str, row: int = 0) -> None:
+        self.assumed[Note("", said, self.line + row)] = None
 
     def span(self, node: Node) -> Span:
         (row, column), (end_row, end_column) = node.start_point, node.end_point
@@ -175,75 +183,65 @@ class _Shell:
     def _list(self, node: Node) -> None:
         left, operator, right = node.children[0], node.children[1].type, node.children[-1]
         self.run(left)
-        if operator == "&&" and (left.type != "test_command" or self.is_unset(_source_of(left))):
+        if operator == "&&" and left.type != "test_command":
             self.run(right)  # a command is taken to succeed
         else:
-            condition = _source_of(left)
-            self._choose([(condition if operator == "&&" else f"{condition} fails", [right])])
+            said = _source_of(left)
+            self._choose([(said if operator == "&&" else f"{said} fails", [right])])
 
     def _if_statement(self, node: Node) -> None:
-        bodies: list[tuple[str, list[Node]]] = []
+        bodies: _Bodies = []
         for part in (node, *(child for child in node.children if child.type.endswith("_clause"))):
             own = [child for child in part.children if not child.type.endswith("_clause")]
             then = next((at for at, child in enumerate(own) if child.type == "then"), 0)
             said = [child for child in own[1:then] if child.is_named]
             self._all(child for child in said if not child.type.startswith("test"))
-            bodies.append((" ".join(map(_source_of, said)) if said else _ELSE, own[then:]))
-        if self.is_unset(bodies[0][0]):
-            self._all(child for child in bodies[0][1] if child.is_named)
-        else:
-            self._choose(bodies)
-
-    def is_unset(self, condition: str) -> bool:
-        """Whether a condition is that a variable is empty which only the environment could set: its default follows."""
-        test = _IS_EMPTY.fullmatch(condition)
-        if not test or (test[1] in self.variables and test[1] not in self.outside):
-            return False
-        self.assume(f"`${test[1]}`, which only the environment sets, is taken as empty")
-        return True
+            bodies.append((" ".join(map(_source_of, said)), own[then:]))
+        self._choose(bodies)
 
     def _case_statement(self, node: Node) -> None:
         subject, *items = [child for child in node.named_children if child.type != "comment"]
-        bodies: list[tuple[str, list[Node]]] = []
+        bodies: _Bodies = []
         for item in items:
             close = next(at for at, child in enumerate(item.children) if child.type == ")")
             pattern = "".join(map(_source_of, item.children[:close]))
-            bodies.append(
-                (_ELSE if pattern == "*" else f"{_source_of(subject)} is {pattern}", item.children[close:])
-            )
+            said = "" if pattern == "*" else f"{_source_of(subject)} is {pattern}"
+            bodies.append((said, item.children[close:]))
         self._choose(bodies)
 
     def _while_statement(self, node: Node) -> None:
-        said = "".join(map(_source_of, node.children[1:-1]))
-        self._all(child for child in node.children[1:-1] if child.is_named and child.type != "test_command")
+        said = "".join(map(_source_of, node.children[1:-1])).strip("; ")
+        self._all(one for one in node.children[1:-1] if one.is_named and "test" not in one.type)
         if _OWN_ARGUMENTS.search(said) and not self.positional:
             self.assume("the script's own arguments are taken as empty")
         else:
-            self._choose([(said.strip("; "), node.children[-1:])])
+            self._choose([(said, node.children[-1:])])
 
     def _c_style_for_statement(self, node: Node) -> None:
         self._choose([("the loop runs", node.named_children)])
 
-    def _choose(self, bodies: list[tuple[str, list[Node]]]) -> None:
-        """Runs what only a run could choose from, each from the same state, with the condition of each.
+    def _choose(self, bodies: _Bodies) -> None:
+        """Runs what only a run could choose from, each from the same state under its condition.
 
-        What one of them adds to a variable is a part with a condition; what they all begin or end with is certain.
+        The condition of the last may be empty: it runs if none of the others holds. What one of
+        them adds to a variable is a mark; what they all begin or end with is certain.
         """
         before, positional, outer = self.variables, self.positional, self.condition
         ends: list[tuple[str, dict[str, Value]]] = []
         is_shifted = False
-        for condition, body in bodies:
+        others = " and ".join(f"{' '.join(said.split())} fails" for said, _ in bodies if said)
+        others = others.removesuffix(" fails fails") or others
+        for said, body in bodies if not bodies[-1][0] else [*bodies, ("", [])]:
             self.variables, self.positional = dict(before), positional
-            said = " ".join(condition.split())
-            self.condition = " and ".join(filter(None, (outer, said)))
+            condition = " ".join(said.split()) or others
+            self.condition = " and ".join(filter(None, (outer, condition)))
             self._all(child for child in body if child.is_named)
-            ends.append((said, self.variables))
+            ends.append((condition, self.variables))
             is_shifted |= self.positional != positional
-        if all(condition != _ELSE for condition, _ in bodies):
-            ends.append((_ELSE, before))
         names = {name for _, after in ends for name in after if after[name] != before.get(name)}
-        changed = {name: _either(name, [(said, after.get(name)) for said, after in ends]) for name in names}
-        self.variables, self.condition = {**before, **changed}, outer
+        self.variables, self.condition = dict(before), outer
+        for name in names:
+            self.variables[name] = _either(name, [(said, after.get(name)) for said, after in ends])
         self.positional = [unknown("@")] if is_shifted else positional
 
     def _for_statement(self, node: Node) -> None:
@@ -271,10 +269,6 @@ class _Shell:
                 self.found[-1].words += [word for item in targets[1:] for word in self.words(item)]
 
     def _variable_assignment(self, node: Node) -> None:
-        self.variables |= [self._assigned(node)]
-
-    def _assigned(self, node: Node) -> tuple[str, Value]:
-        """The name that an assignment sets, and its value."""
         target, *values = node.named_children
         name = _name_of(target)
         self.places[name] = self.span(node)
@@ -282,28 +276,29 @@ class _Shell:
         if values and values[0].type == "array":
             items = [item for item in values[0].named_children if item.type != "comment"]
             new = [text for item in items for text in self.fields(item)]
-        self.outside.discard(name)
-        if target.type == "subscript":
-            return name, unknown(name)
-        if not new and re.fullmatch(rf"\w+=['\"]?\$\{{{name}:?-\}}['\"]?", _source_of(node)):
-            self.outside.add(name)
-            return name, unknown(name)
         old = self.variables.get(name)
-        if node.children[1].type == "+=":
-            unset: Value = [] if isinstance(new, list) else ""
-            return name, _added(unset if old is None else old, new)
-        if isinstance(new, str) and isinstance(old, list):
-            return name, [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
-        return name, new
+        if target.type == "subscript":
+            new = unknown(name)
+        elif node.children[1].type == "+=":
+            new = _added(([] if isinstance(new, list) else "") if old is None else old, new)
+        elif isinstance(new, str) and isinstance(old, list):
+            new = [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
+        self.variables[name] = new
+        if not new and name in self.empty:  # `X=${X:-}`
+            del self.variables[name]
 
     def _declaration_command(self, node: Node) -> None:
-        assigned = [child for child in node.named_children if child.type == "variable_assignment"]
-        if node.children[0].type == "export":
-            names = {child: child.named_children[0] for child in assigned}
-            self.exported |= dict.fromkeys(
-                _source_of(names.get(child, child)) for child in node.named_children
-            )
-        self.variables |= [self._assigned(child) for child in assigned]
+        before, after = self.variables, dict(self.variables)
+        for child in node.named_children:
+            is_assigned = child.type == "variable_assignment"
+            name = _source_of(child.named_children[0] if is_assigned else child)
+            if is_assigned:  # Bash expands all of them first
+                self.variables = dict(before)
+                self.run(child)
+                after |= {key: value for key, value in self.variables.items() if key == name}
+            if node.children[0].type == "export":
+                self.exported[name] = None
+        self.variables = after
 
     def _unset_command(self, node: Node) -> None:
         for child in node.named_children:
@@ -313,8 +308,9 @@ class _Shell:
         words: list[Word] = []
         for child in node.named_children:
             if child.type == "variable_assignment":
-                value = "".join(_finished(self._bounded(item)) for item in child.named_children[1:])
-                words.append(Word(f"{_name_of(child.named_children[0])}={value}", self.span(child)))
+                value = "".join(_finished(self._bounded(one)) for one in child.named_children[1:])
+                name = _name_of(child.named_children[0])
+                words.append(Word(f"{name}={value}", self.span(child)))
             elif child.type not in ("file_redirect", "herestring_redirect", "comment"):
                 words += self.words(child.named_children[0] if child.type == "command_name" else child)
         if words:
@@ -341,16 +337,14 @@ class _Shell:
         elif name in ("read", "mapfile", "readarray"):
             self.variables |= {text: unknown(text) for text in texts if text.isidentifier()}
         elif name.startswith("-") and self.found:
-            said = f"`{name}` is read as part of the command above, though that line does not end in `\\`"
+            said = f"`{name}` is read as part of the command above, whose line does not end in `\\`"
             self.found[-1].words += words
             self.found[-1].notes.append(Note("", said, words[0].span.line))
         else:
-            values = {name: self.variables.get(name) for name in self.exported}
-            exported = {
-                name: Word(value, self.places.get(name, words[0].span))
-                for name, value in values.items()
-                if isinstance(value, str)
-            }
+            exported = {}
+            for key in self.exported:
+                if isinstance(value := self.variables.get(key), str):
+                    exported[key] = Word(value, self.places.get(key, words[0].span))
             self.found.append(Command(words, exported, condition=self.condition))
 
     def words(self, node: Node) -> list[Word]:
@@ -371,12 +365,8 @@ class _Shell:
         kind, text = node.type, _source_of(node)
         if kind == "raw_string":
             return _KEPT + text[1:-1]
-        if kind == "ansi_c_string":
-            escaped = text[2:-1].encode("latin-1", "backslashreplace")
-            return _KEPT + escaped.decode("unicode_escape", "replace")
-        blanks = (
-            text[: len(text) - len(text.lstrip())] if quoted else ""
-        )  # the grammar takes them for its part
+        # the grammar takes blanks for a part of what follows them
+        blanks = text[: len(text) - len(text.lstrip())] if quoted else ""
         if kind in ("simple_expansion", "expansion"):
             return blanks + self._parameter(node, quoted=quoted)
         if kind in _COMPUTED:
@@ -384,7 +374,8 @@ class _Shell:
         if kind in _LEAVES or not node.children:
             escape = _QUOTED_ESCAPE if quoted else _ESCAPE
             return escape.sub(lambda match: match[1].strip("\n"), text)
-        kept = _KEPT if kind == "string" and not _ALL.fullmatch(text) else ""  # `"$@"` of nothing is no word
+        # `"$@"` of nothing is no word
+        kept = _KEPT if kind == "string" and not _ALL.fullmatch(text) else ""
         quoted = quoted or kind in ("string", "translated_string")
         return kept + self._inside(node, node.children, node.start_byte, quoted=quoted)
 
@@ -404,36 +395,42 @@ class _Shell:
 
     def _parameter(self, node: Node, *, quoted: bool) -> str:
         """`$X`, `${X:-…}`, `"${A[@]}"` and their like."""
-        target, *rest = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
+        parts = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
+        target, *rest = parts
         operator = rest.pop(0).type if rest else ""
         name, kind = _name_of(target), operator.strip(":")
         index = _source_of(target.named_children[1]) if target.type == "subscript" else ""
         values = self.values(name)
         if not {"@", "*"} & {name, index} and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
-        if name in self.outside and not quoted:
-            self.assume(f"`${name}`, which only the environment sets, is taken as empty")
-            return ""
-        unset = values is None or (operator.startswith(":") and values in ([], [""]))
         if operator == ":+" and UNKNOWN.search("".join(values or [])):
             return unknown(name)
-        if kind in ("-", "=", "+") and unset is (kind != "+"):
+        if kind in ("-", "=", "+"):
             start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
-            text = self._inside(node, rest, start, quoted=quoted)
-            if not quoted and not re.search("['\"]", _source_of(node)):
-                text = text.translate(_BLANKS)
-            if kind == "=":
-                self.variables[name] = _finished(text)
-            return text
-        if kind == "+" and values is None and name.isidentifier():
-            start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
-            return unknown_if(_finished(self._inside(node, rest, start, quoted=quoted)), f"${name} is set")
-        if kind == "+":
-            return ""
-        if values is None or kind not in ("", "-", "=", "?"):
+            is_unset = values is None or (operator.startswith(":") and values in ([], [""]))
+            if kind == "+" and is_unset:
+                is_variable = values is None and name.isidentifier()
+                text = _finished(self._inside(node, rest, start, quoted=quoted))
+                return mark(text, f"${name} is set") if is_variable else ""
+            if is_unset or kind == "+":
+                text = self._inside(node, rest, start, quoted=quoted)
+                if is_unset and name.isidentifier():
+                    self.defaults[name] = None
+                    self.empty |= set() if text else {name}
+                if not quoted and not re.search("['\"]", _source_of(node)):
+                    text = text.translate(_BLANKS)
+                if kind == "=":
+                    self.variables[name] = _finished(text)
+                return text
+        elif kind not in ("", "?"):
+            values = None
+        if values is None:
             values = [unknown(name)]
+            if name in self.empty and not quoted:
+                return ""
         if quoted:
-            return " ".join(values) if "*" in (name, index) else _END.join(_KEPT + item for item in values)
+            is_one = "*" in (name, index)
+            return " ".join(values) if is_one else _END.join(_KEPT + item for item in values)
         return _END.join(item.translate(_BLANKS) for item in values)
 
     def values(self, name: str) -> list[str] | None:
@@ -443,26 +440,28 @@ class _Shell:
                 self.assume(f"the script's own arguments, `${name}`, are taken as empty")
             return self.positional or []
         if name.isdigit():
-            return (self.positional or [])[int(name) - 1 : int(name)] or None if name != "0" else None
+            at = int(name)
+            return (self.positional or [])[at - 1 : at] or None if at else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
 
 
 def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
-    """One value for those that conditions choose from: what they share, and a mark for the rest of each."""
+    """One value for those that conditions choose from: what they share, and marks for the rest."""
     values = [value for _, value in ends]
     if all(value == values[0] for value in values[1:]):
         return values[0] or ""
     lists = [value if isinstance(value, list) else _PARTS.findall(value or "") for value in values]
-    first, shortest = lists[0], min(map(len, lists))
-    head = next((at for at in range(shortest) if any(item[at] != first[at] for item in lists)), shortest)
-    left = shortest - head
-    tail = next((at for at in range(left) if any(item[-1 - at] != first[-1 - at] for item in lists)), left)
-    rests = [item[head : len(item) - tail] for item in lists]
-    said = [(" ".join(rest), condition) for rest, (condition, _) in zip(rests, ends, strict=True)]
-    marks = [unknown_if(rest, condition) for rest, condition in said if rest]
-    if not (head or tail) and all(rest for rest, _ in said):  # one of several values
-        marks = [unknown_choice(name, said)]
+    first, least = lists[0], min(map(len, lists))
+    head = next((at for at in range(least) if any(one[at] != first[at] for one in lists)), least)
+    left = least - head
+    tail = next((at for at in range(left) if any(one[-1 - at] != first[-1 - at] for one in lists)), left)
+    rests = [" ".join(item[head : len(item) - tail]) for item in lists]
+    said = [(rest, condition) for rest, (condition, _) in zip(rests, ends, strict=True)]
+    marks = [mark(rest, condition) for rest, condition in said if rest]
+    if not (head or tail) and all(rests):  # one of several values
+        which = ", or ".join(f"{rest} if {condition}" for rest, condition in said)
+        marks = [mark(f"${name}, which is {which}")]
     parts = [*first[:head], *marks, *first[len(first) - tail :]]
     return parts if any(isinstance(value, list) for value in values) else " ".join(parts)
 
@@ -476,7 +475,7 @@ def _added(old: Value, new: Value) -> Value:
 
 
 def _finished(text: str) -> str:
-    """A word without the marks of this module; a home folder is that of whoever runs the profile."""
+    """A word without the marks of this module; a home folder is that of who runs the profile."""
     return _HOME.sub("~", text.translate(_NO_SPLIT))
 
 

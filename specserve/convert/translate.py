@@ -25,149 +25,81 @@ _LEVELS = Replacement(
     "engine.compilation_config.mode",
     {str(level): level for level in range(4)},
 )
-"""`--compilation-config 3` of earlier vLLMs: a level instead of a mapping (vllm/config/compilation.py, 0.10)."""
+"""`--compilation-config 3` of earlier vLLMs, a level (vllm/config/compilation.py, 0.10)."""
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
-_BLOCKS = {"dflash": "speculative_dflash_block_size", "dspark": "speculative_dspark_block_size"}
-"""What SGLang calls the size of a block that a method drafts at once."""
-
-
-def replacement(name: str) -> Replacement | None:
-    """What says the same in vLLM as this option, if its name or its values differ."""
-    return sglang.OPTIONS.get(_ALIASES.get(name, name))
+_UNTAKEN = object()
+"""The value of today where vLLM has no counterpart."""
 
 
 def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
-    """SGLang's option strings over those of vLLM: most options that both engines have share a name."""
+    """SGLang's option strings over vLLM's: most options that both engines have share a name."""
     known = dict(option_strings(table))
     for argument in sglang.ARGUMENTS.values():
         for spelling in filter(None, (argument.flag, *argument.aliases)):
             known.setdefault(spelling, (argument, False))
     for name, item in sglang.OPTIONS.items():
-        flag = "true" in (item.values or ())
-        ours = {**table.engine, **table.frontend}.get((item.now or ".").split(".")[1])
-        argument = Argument(name, flag_of(name), "bool" if flag else "str", "flag" if flag else "value")
-        if name in sglang.ARGUMENTS and not (ours and item.values is None):
-            argument = sglang.ARGUMENTS[name]._replace(choices=())
-        elif ours and item.values is None:
+        is_switch = "true" in (item.values or ())
+        ours = _argument(table, (item.now or ".").split(".")[1])
+        form, kind = ("flag", "bool") if is_switch else ("value", "str")
+        argument = Argument(name, flag_of(name), kind, form)  # type: ignore[arg-type]
+        if ours and item.values is None:
             argument = ours._replace(name=name, flag=flag_of(name))
-        elif not flag and (item.now or "").endswith(("_tokens", "_parallel")):
+        elif name in sglang.ARGUMENTS:
+            argument = sglang.ARGUMENTS[name]._replace(choices=())
+        elif (item.now or "").endswith(("_tokens", "_parallel")) and not is_switch:
             argument = argument._replace(kind="int")
         for spelling in (name, *item.aliases):
             known[flag_of(spelling)] = (argument, False)
     return known
 
 
-def speculation(given: Launch, notes: list[Note]) -> dict[str, Node]:
-    """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
-    places = {name: (item.now or "").partition("speculation.")[2] for name, item in sglang.OPTIONS.items()}
-    said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
-    if not said:
-        return {}
-    place = next(iter(said.values()))
-    line = (place.key or place.span).line
-    method = _method(said, notes, line)
-    keys = {"method": Node(method, place.span, key=place.key)} if method else {}
-    keys |= {
-        places[name]: _said(name, node)
-        for name, node in said.items()
-        if places[name] not in ("method", "num_speculative_tokens")
-    }
-    count, text = _count(said, method)
-    notes.append(Note("speculation.num_speculative_tokens", text, line))
-    return {**keys, "num_speculative_tokens": count}
-
-
-def _said(name: str, node: Node) -> Node:
-    """A key of the block with vLLM's value."""
-    values = sglang.OPTIONS[name].values or {}
-    written = json.dumps(node.value) if isinstance(node.value, bool) else str(node.value)
-    return replace(node, value=values[written], raw=None) if written in values else node
-
-
-def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
-    """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
-    draft = said.get("speculative_draft_model_path")
-    written = str(said["speculative_algorithm"].value) if "speculative_algorithm" in said else ""
-    method = (sglang.OPTIONS["speculative_algorithm"].values or {}).get(written.lower())
-    text = ""
-    if unresolved(written):
-        return written
-    if method == "eagle" and draft is None:
-        method, text = "mtp", "without a draft, `--speculative-algorithm EAGLE` uses the target's own layers"
-    elif method is None and draft:
-        method = inferred_method(str(draft.value))
-        source = f"`{written}`" if written else "nothing"
-        text = f"the draft's name says `{method}`, but the source says {source}"
-    elif method is None and written:
-        text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
-    if text:
-        notes.append(Note("speculation.method", text, line))
-    return method
-
-
-def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
-    """K and where it comes from: SGLang's steps; its draft tokens count the last verified token too."""
-    steps = said.get("num_speculative_tokens") or said.get("speculative_num_steps")
-    drafts = said.get("speculative_num_draft_tokens")
-    block = said.get(_BLOCKS.get(method or "", ""))
-    if method == "dspark" and block:
-        return block, "from `--speculative-dspark-block-size`"
-    if method in ("dflash", "dspark", "ngram") and (block or drafts):
-        steps, drafts = None, block or drafts  # SGLang runs them with one step, whatever is said
-    if steps:
-        more = (
-            ", not `--speculative-num-draft-tokens`, which counts a tree"
-            if drafts and (not isinstance(steps.value, int) or drafts.value != steps.value + 1)
-            else ""
-        )
-        return steps, f"SGLang's steps are vLLM's K{more}"
-    if drafts and isinstance(drafts.value, int) and method:
-        written = "--speculative-dflash-block-size" if drafts is block else "--speculative-num-draft-tokens"
-        return replace(
-            drafts, value=drafts.value - 1, raw=None
-        ), f"from `{written}`; SGLang counts the verified token too"
-    if drafts:
-        return drafts, "from `--speculative-num-draft-tokens`"
-    place = next(iter(said.values())).span
-    return (
-        Node(_DEFAULT_K, place),
-        f"without `--speculative-num-steps` SGLang picks a number by the model; {_DEFAULT_K} is a starting point",
-    )
-
-
-_UNTAKEN = object()
-"""What has no counterpart today."""
+def _argument(table: VllmTable, name: str) -> Argument | None:
+    return table.engine.get(name) or table.frontend.get(name)
 
 
 @dataclass(slots=True)
 class _Translation:
-    """What becomes of a start's settings: those of today, the keys of `speculation`, and what there is to say."""
+    """What becomes of a start's settings: those of today, and the keys of `speculation`."""
 
     table: VllmTable
     foreign: bool
+    """The start is SGLang's."""
     notes: list[Note]
     settings: dict[str, Setting] = field(default_factory=dict)
     block: dict[str, Node] = field(default_factory=dict)
 
     def leave_out(self, setting: Setting, why: str) -> None:
         """Notes what is not in the profile."""
-        self.notes.append(Note("", f"`{setting.written}` is left out: {why}", setting.place.line))
+        text = f"`{setting.written}` is left out: {why}"
+        self.notes.append(Note("", text, setting.place.line))
+
+    def replaced(self, setting: Setting) -> Replacement | None:
+        """What took the place of an argument or of its value."""
+        name = setting.name
+        if name == "compilation_config" and re.fullmatch("[0-3]", str(setting.node.value)):
+            return _LEVELS
+        old = sglang.OPTIONS.get(_ALIASES.get(name, name)) if self.foreign else None
+        if old is None and name != "model" and not _argument(self.table, name):
+            return ARGUMENTS.get(name) or VARIABLES.get(name)
+        return old
 
     def put(self, setting: Setting, place: str, node: Node, text: str) -> None:
-        """Sets what a dotted place of the profile says; what the source says there by its name of today wins."""
+        """Sets a dotted place of the profile; what the source says by today's name wins."""
         section, name, *keys = place.split(".")
         for key in reversed(keys):
-            node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
-        there = self.block.get(name) if section == "speculation" else None
-        if section != "speculation" and name in self.settings:
-            there = self.settings[name].node
+            inner = replace(node, key=setting.node.key)
+            node = Node({key: inner}, node.span, key=setting.node.key)
+        there = self.settings[name].node if name in self.settings else None
+        there = self.block.get(name) if section == "speculation" else there
         if there and there.mapping is None and there.value != node.value:
-            return self.leave_out(setting, f"the source sets another value by the current name, `{name}`")
+            why = f"the source sets another value by the current name, `{name}`"
+            return self.leave_out(setting, why)
         node = merged(node, there) if there else node
         if section == "speculation":
             self.block[name] = node
         else:
-            self.settings[name] = Setting(name, node, setting.written, _argument(self.table, name))
+            argument = _argument(self.table, name)
+            self.settings[name] = Setting(name, node, setting.written, argument)
         if text:
             self.notes.append(Note(f"{section}.{name}", text, setting.place.line))
         return None
@@ -176,20 +108,20 @@ class _Translation:
         """Sets what took a setting's place, or leaves it out."""
         if self.foreign and (old.now or "").startswith("speculation."):
             return  # these make sense only together
-        value = _current_value(setting.node, old, self.table)
+        node = setting.node
+        value = _current_value(node, old, self.table)
         if old.now is None or value is _UNTAKEN:
-            self.leave_out(setting, old.why or f"vLLM does not have `{setting.node.value}`")
+            self.leave_out(setting, old.why or f"vLLM does not have `{node.value}`")
         elif value is None:
             self.leave_out(setting, "vLLM does this by default")
         else:
-            changed = old.values is not None
-            node = replace(setting.node, value=value, raw=None) if changed else setting.node
             text = old.why if old is _LEVELS else f"formerly `{setting.written}`"
             if self.foreign:
-                written = (
-                    f"{setting.written} {setting.node.value}" if isinstance(value, str) else setting.written
-                )
-                text = f"SGLang's `{written}`" if value != setting.node.value else old.why
+                written = f" {node.value}" if isinstance(value, str) else ""
+                is_same = value == node.value
+                text = old.why if is_same else f"SGLang's `{setting.written}{written}`"
+            if old.values is not None:
+                node = replace(node, value=value, raw=None)
             self.put(setting, old.now, node, text)
             for place, also in old.also.items():
                 self.put(setting, place, replace(node, value=also, raw=None), "")
@@ -202,81 +134,50 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
     given = _combined(given, made.notes) if made.foreign else given
     for setting in _with_variables(given, table):
         name, argument = setting.name, _argument(table, setting.name)
-        if old := _replaced(setting, is_known=argument is not None, foreign=made.foreign):
+        if old := made.replaced(setting):
             later.append((setting, old))
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
         elif argument or name == "model" or unresolved(name):
             kept = dict(setting.node.mapping or {})
             for key, node in (setting.node.mapping or {}).items():
-                if changed := _replaced_key(name, key, node, table):
-                    later.append((Setting(f"{name}.{key}", node, f"{setting.written}.{key}"), changed))
+                if changed := _replaced_key(name, key, node, argument):
+                    inner = Setting(f"{name}.{key}", node, f"{setting.written}.{key}")
+                    later.append((inner, changed))
                     del kept[key]
             node = replace(setting.node, value=kept) if setting.node.mapping else setting.node
             made.settings[name] = replace(setting, node=node)
-            if setting.written.startswith("--disable-") and not name.startswith("disable_"):
-                section = "frontend" if name in table.frontend else "engine"
-                now = f"{section}.{name}: {json.dumps(setting.node.value)}"
-                text = f"`{setting.written}` is now `{now}`"
-                made.notes.append(Note(f"{section}.{name}", text, setting.place.line))
         else:
-            kind = "vLLM has nothing of the kind" if made.foreign else "no vLLM that specserve knows has it"
+            why = "vLLM has nothing of the kind"
+            if not made.foreign:
+                why = "no vLLM that specserve knows has it"
             guess = advice(name, argument_names())
-            made.leave_out(setting, f"{kind}; {guess}" if guess else kind)
+            made.leave_out(setting, f"{why}; {guess}" if guess else why)
     config = made.settings.get("speculative_config")
     written = (config.node.mapping if config else None) or {}
     made.block = {key.replace("-", "_"): node for key, node in written.items()}
     for setting, old in later:
         made.apply(setting, old)
     if made.foreign:
-        made.block |= speculation(given, made.notes)
-    is_open = config is not None and config.node.value is not None and config.node.mapping is None
+        made.block |= _speculation(given, made.notes)
+    is_open = config and config.node.value is not None and config.node.mapping is None
     if (made.block or config) and not is_open:
         whole = config.node if config else Node(None, given.place, key=given.place)
-        node = _current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
-        made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
+        is_old = not (written or made.foreign)
+        node = _current_block(whole, made.block, made.notes, old_flags=is_old)
+        made.settings["speculative_config"] = Setting("speculative_config", node, "")
     env = {name: word for name, word in given.env.items() if not _is_replaced(name, word, table)}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
 
 
-def _replaced(setting: Setting, *, is_known: bool, foreign: bool) -> Replacement | None:
-    """What took the place of an argument or of its value."""
-    old = replacement(setting.name) if foreign else None
-    if old is None and not is_known and setting.name != "model":
-        old = ARGUMENTS.get(setting.name) or VARIABLES.get(setting.name)
-    is_level = setting.name == "compilation_config" and re.fullmatch(r"[0-3]", str(setting.node.value))
-    return _LEVELS if is_level else old
-
-
-def _combined(given: Launch, notes: list[Note]) -> Launch:
-    """With what several of SGLang's options say together: no graphs at all, and what `--dp-size` counts."""
-    settings = dict(given.settings)
-    if settings.keys() >= set(sglang.GRAPHS):
-        graphs = [settings.pop(name) for name in sglang.GRAPHS]
-        settings["disable_cuda_graph"] = replace(graphs[0], name="disable_cuda_graph")
-    for name in ("quantization", "speculative_draft_model_quantization"):
-        if name in settings and settings[name].node.value == "unquant":
-            text = f"`{settings[name].written} unquant` is left out: without it vLLM quantizes nothing either"
-            notes.append(Note("", text, settings.pop(name).place.line))
-    if "enable_dp_attention" in settings and (size := settings.pop("dp_size", None)):
-        text = (
-            "with DP attention it splits the ranks of `--tp-size`; vLLM's `data_parallel_size` adds replicas"
-        )
-        notes.append(Note("", f"`{size.written}` is left out: {text}", size.place.line))
-    return replace(given, settings=settings)
-
-
-def _argument(table: VllmTable, name: str) -> Any:
-    return table.engine.get(name) or table.frontend.get(name)
-
-
 def _with_variables(given: Launch, table: VllmTable) -> Iterator[Setting]:
-    """The settings, `--no-x` of a switch that is gone as `--x`, and the variables that something replaced."""
+    """The settings, and variables that became one; `--no-x` of a switch that is gone as `--x`."""
     for name, setting in given.settings.items():
         bare = name.removeprefix("no_")
         negated = bare != name and not _argument(table, name)
         if negated and (_argument(table, bare) or bare in ARGUMENTS):
-            yield replace(setting, name=bare, node=replace(setting.node, value=not setting.node.value))
+            node = replace(setting.node, value=not setting.node.value)
+            yield replace(setting, name=bare, node=node)
         else:
             yield setting
     for name, word in given.env.items():
@@ -288,15 +189,31 @@ def _is_replaced(name: str, word: Word, table: VllmTable) -> bool:
     return name in VARIABLES and name not in table.env and not unresolved(word.text)
 
 
-def _replaced_key(name: str, key: str, node: Node, table: VllmTable) -> Replacement | None:
+def _replaced_key(name: str, key: str, node: Node, argument: Argument | None) -> Replacement | None:
     """What took the place of a key of a mapping."""
     if name != "speculative_config":
-        argument = _argument(table, name)
-        return ARGUMENTS.get(f"{name}.{key}") if argument and key not in argument.keys else None
+        is_gone = argument and key not in argument.keys
+        return ARGUMENTS.get(f"{name}.{key}") if is_gone else None
     old = KEYS.get(key.replace("-", "_"))
     if old is None or (old.values is not None and str(node.value) not in old.values):
         return None
     return replace(old, now=f"speculation.{old.now}" if old.now else None)
+
+
+def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
+    """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
+    value, values = node.value, old.values
+    if values is None or old.now is None or (isinstance(value, str) and unresolved(value)):
+        return value
+    read = meaning(value) if isinstance(value, str) else value
+    written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(value)
+    argument = _argument(table, old.now.split(".")[1])
+    if written not in values and argument:
+        if written in (*argument.known, *argument.choices):
+            return written
+        if argument.kind == "int" and type(read) is int:
+            return values.get("*", read)
+    return values.get(written, values.get("*", _UNTAKEN))
 
 
 def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, old_flags: bool) -> Node:
@@ -319,7 +236,7 @@ def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, ol
         keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
         text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"
         notes.append(Note("speculation.method", text, line))
-    gone = f"`{method}` is not a method of speculation: {REMOVED[method]}" if method in REMOVED else ""
+    gone = f"`{method}` is not a method: {REMOVED[method]}" if method in REMOVED else ""
     if count and count.value == 0 and not isinstance(count.value, bool):
         gone = "`num_speculative_tokens` is 0"
     if gone:
@@ -327,15 +244,89 @@ def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, ol
     return replace(config, value=None if gone or not keys else keys)
 
 
-def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
-    """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
-    if old.values is None or old.now is None or (isinstance(node.value, str) and unresolved(node.value)):
-        return node.value
-    read = meaning(node.value) if isinstance(node.value, str) else node.value
-    written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(node.value)
-    argument = _argument(table, old.now.split(".")[1])
-    if written not in old.values and argument and written in (*argument.known, *argument.choices):
+def _combined(given: Launch, notes: list[Note]) -> Launch:
+    """With what several of SGLang's options say together, such as no graphs at all."""
+    settings = dict(given.settings)
+    if settings.keys() >= set(sglang.GRAPHS):
+        graphs = [settings.pop(name) for name in sglang.GRAPHS]
+        settings["disable_cuda_graph"] = replace(graphs[0], name="disable_cuda_graph")
+    for name in ("quantization", "speculative_draft_model_quantization"):
+        if name in settings and settings[name].node.value == "unquant":
+            text = f"`{settings[name].written} unquant` is left out: without it vLLM quantizes"
+            notes.append(Note("", f"{text} nothing either", settings.pop(name).place.line))
+    if "enable_dp_attention" in settings and (size := settings.pop("dp_size", None)):
+        text = "is left out: with DP attention it splits the ranks of `--tp-size`; vLLM's"
+        text = f"`{size.written}` {text} `data_parallel_size` adds replicas"
+        notes.append(Note("", text, size.place.line))
+    return replace(given, settings=settings)
+
+
+def _speculation(given: Launch, notes: list[Note]) -> dict[str, Node]:
+    """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
+    places = {name: (item.now or "") for name, item in sglang.OPTIONS.items()}
+    said = {
+        name: setting.node
+        for name, setting in given.settings.items()
+        if places.get(name, "").startswith("speculation.")
+    }
+    if not said:
+        return {}
+    place = next(iter(said.values()))
+    line = (place.key or place.span).line
+    method = _method(said, notes, line)
+    keys = {"method": Node(method, place.span, key=place.key)} if method else {}
+    for name, node in said.items():
+        key, values = places[name].partition(".")[2], sglang.OPTIONS[name].values or {}
+        if key not in ("method", "num_speculative_tokens"):
+            is_on = node.value is True and "true" in values
+            keys[key] = replace(node, value=values["true"], raw=None) if is_on else node
+    keys["num_speculative_tokens"], text = _count(said, method)
+    notes.append(Note("speculation.num_speculative_tokens", text, line))
+    return keys
+
+
+def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
+    """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
+    draft = said.get("speculative_draft_model_path")
+    written = str(said["speculative_algorithm"].value) if "speculative_algorithm" in said else ""
+    if unresolved(written):
         return written
-    if argument and argument.kind == "int" and type(read) is int and written not in old.values:
-        return old.values.get("*", read)
-    return old.values.get(written, old.values.get("*", _UNTAKEN))
+    method = (sglang.OPTIONS["speculative_algorithm"].values or {}).get(written.lower())
+    text = ""
+    if method == "eagle" and draft is None:
+        text = "without a draft, `--speculative-algorithm EAGLE` uses the target's own layers"
+        method = "mtp"
+    elif method is None and draft:
+        method = inferred_method(str(draft.value))
+        source = f"`{written}`" if written else "nothing"
+        text = f"the draft's name says `{method}`, but the source says {source}"
+    elif method is None and written:
+        text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
+    if text:
+        notes.append(Note("speculation.method", text, line))
+    return method
+
+
+def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
+    """K and where it comes from: SGLang's steps, or its drafts, which count one token more."""
+    steps = said.get("num_speculative_tokens") or said.get("speculative_num_steps")
+    drafts, flag = said.get("speculative_num_draft_tokens"), "--speculative-num-draft-tokens"
+    block = said.get(f"speculative_{method}_block_size")
+    if method == "dspark" and block:
+        return block, "from `--speculative-dspark-block-size`"
+    if block or (drafts and method in ("dflash", "dspark", "ngram")):
+        # SGLang runs them with one step, whatever is said
+        steps, drafts = None, block or drafts
+        flag = f"--speculative-{method}-block-size" if block else flag
+    if steps:
+        is_chain = isinstance(steps.value, int) and drafts and drafts.value == steps.value + 1
+        more = f", not `{flag}`, which counts a tree" if drafts and not is_chain else ""
+        return steps, f"SGLang's steps are vLLM's K{more}"
+    if drafts and isinstance(drafts.value, int):
+        less = replace(drafts, value=drafts.value - 1, raw=None)
+        return less, f"from `{flag}`; SGLang counts the verified token too"
+    if drafts:
+        return drafts, f"from `{flag}`"
+    text = "without `--speculative-num-steps` SGLang picks a number by the model;"
+    place = next(iter(said.values())).span
+    return Node(_DEFAULT_K, place), f"{text} {_DEFAULT_K} is a starting point"

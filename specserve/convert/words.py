@@ -12,54 +12,71 @@ from typing import Any
 
 import yaml
 
-from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.source import COMMAND
 from specserve.profile.values import Node
-from specserve.vllm.arguments import human_int
 
-OPEN, CLOSE = "\ue000", "\ue001"
-"""Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
+OPEN, CLOSE, _IF = "\ue000", "\ue001", "\ue002"
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
-_IF, _ONE_OF = "\ue002", "\ue003"
+"""A mark in the place of what a text does not say. No profile holds one."""
 _SPECIAL = {ord(mark): chr(0xE100 + ord(mark)) for mark in " \t\n\"'`$\\(){}[]<>|&;*?!#=~^"}
 """What a shell would read, as it stands in a mark."""
 _PLAIN = {ord(mark): chr(letter) for letter, mark in _SPECIAL.items()}
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
-OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 LONGEST_SHOWN = 300  # characters of what a text leaves open, its conditions included
+OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
-_BRACKETS = "\u2039\u203a"
-"""Around the name of a placeholder in its mark, where a shell must not see `<` and `>`."""
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
+_NAMES = {
+    "SD004": "duplicate-key",
+    "SD005": "unknown-key",
+    "SD006": "wrong-value",
+    "SD102": "unknown-argument",
+    "SD105": "wrong-argument-value",
+    "SD107": "secret-in-profile",
+}
+
+
+def mark(text: str, condition: str = "") -> str:
+    """The mark of a text that is not said, or that is there under a condition; no shell splits it."""
+    said = f"{readable(text)}{_IF}{readable(condition)}" if condition else readable(text)
+    return f"{OPEN}{said.translate(_SPECIAL)}{CLOSE}"
 
 
 def unknown(name: str) -> str:
-    """The mark of something that the text does not say; it holds no blank, so that no shell splits it."""
-    return f"{OPEN}{'-'.join(name.split())}{CLOSE}"
+    """The mark of a variable, or of what has no name, such as `a command`."""
+    return mark(f"${name}" if re.fullmatch(r"\w+|[@*#]", name) else "$(…)")
 
 
-def unknown_if(text: str, condition: str) -> str:
-    """The mark of a text that is there under a condition; both as a person reads them."""
-    return f"{OPEN}{readable(text).translate(_SPECIAL)}{_IF}{readable(condition).translate(_SPECIAL)}{CLOSE}"
+def placeholder(name: str) -> str:
+    """The mark of a `<name>` that the reader of a guide should replace."""
+    return mark(f"<{name}>")
 
 
-def unknown_choice(name: str, values: Iterable[tuple[str, str]]) -> str:
-    """The mark of a variable that has one of several values, each under its condition."""
-    said = "; ".join(f"{readable(text)} if {readable(condition)}" for text, condition in values)
-    return f"{OPEN}{name}{_ONE_OF}{said.translate(_SPECIAL)}{CLOSE}"
+def readable(text: str) -> str:
+    """A text with what each mark in it stands for, such as `$X`, `<X>` or `--x if $X is set`."""
+
+    def shown(match: re.Match[str]) -> str:
+        return match[1].translate(_PLAIN).replace(_IF, " if ")
+
+    return UNKNOWN.sub(shown, text)
 
 
 def parts_if(text: str) -> tuple[str, str] | None:
     """The text and the condition of a word that is a mark with a condition."""
-    if not text.startswith(OPEN) or text.count(OPEN) > 1 or _IF not in text:
-        return None
-    added, _, condition = text.strip(OPEN + CLOSE).translate(_PLAIN).partition(_IF)
-    return added, condition
+    whole = UNKNOWN.fullmatch(text)
+    said, is_conditional, condition = (whole[1] if whole else "").partition(_IF)
+    return (said.translate(_PLAIN), condition.translate(_PLAIN)) if is_conditional else None
 
 
 def adds_options(text: str) -> bool:
     """Whether a word is the mark of options that are there under a condition."""
     return text.startswith(f"{OPEN}-") and _IF in text
+
+
+def unresolved(text: str) -> bool:
+    """Whether a text leaves something open, such as a variable."""
+    return bool(_PRIVATE.search(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ class Word:
     span: Span
 
     def part(self, start: int, end: int | None = None) -> Word:
-        """The characters from `start` to `end` as a word of their own, with their place if no quote moved them."""
+        """The characters from `start` to `end`, with their place if no quote moved them."""
         text, span = self.text[start:end], self.span
         if span.line == span.end_line and span.end_column - span.column == len(self.text):
             column = span.column + start
@@ -93,65 +110,19 @@ class Note:
     """Of the text; 0 where it has no lines."""
 
 
-_NAMES = {
-    "SD004": "duplicate-key",
-    "SD005": "unknown-key",
-    "SD006": "wrong-value",
-    "SD102": "unknown-argument",
-    "SD105": "wrong-argument-value",
-    "SD107": "secret-in-profile",
-    "SD108": "open-bind",
-}
-
-
-def finding(
-    code: str,
-    message: str,
-    span: Span,
-    *,
-    severity: Severity = Severity.ERROR,
-    help: str | None = None,
-    related: tuple[Related, ...] = (),
-) -> Finding:
-    """A finding about a command line, under the code of the rule that says the same of a profile."""
-    return Finding(code, _NAMES[code], severity, message, span, help=help, related=related)
-
-
-def unresolved(text: str) -> bool:
-    """Whether a text leaves something open, such as a variable."""
-    return bool(_PRIVATE.search(text))
-
-
-def readable(text: str) -> str:
-    """A text with a name such as `$X` or `<X>` for each thing that it leaves open."""
-
-    def name(match: re.Match[str]) -> str:
-        text, is_conditional, condition = match[1].translate(_PLAIN).partition(_IF)
-        if is_conditional:
-            return f"{text} if {condition}"
-        text, is_choice, values = text.partition(_ONE_OF)
-        if is_choice:
-            return f"${text}: {values}"
-        if text.startswith(_BRACKETS[0]):
-            return f"<{text[1:-1]}>"
-        return f"${text}" if re.fullmatch(r"\w+|[@*#]", text) else "$(…)"
-
-    return UNKNOWN.sub(name, text)
-
-
-def placeholder(name: str) -> str:
-    """The mark of a `<name>` that the reader of a guide should replace."""
-    return unknown(f"{_BRACKETS[0]}{name}{_BRACKETS[1]}")
+def finding(code: str, message: str, span: Span, severity: Severity = Severity.ERROR, **more: Any) -> Finding:
+    """A finding about a command line, under the code of the rule that says it of a profile."""
+    return Finding(code, _NAMES[code], severity, message, span, **more)
 
 
 def without_placeholder(word: Word) -> Word:
-    """The word with such a mark for a `<name>` that is all of it, or all of its value."""
-    return replace(word, text=_PLACEHOLDER.sub(lambda match: placeholder(match[1]), word.text))
+    """The word with a mark for a `<name>` that is all of it, or all of its value."""
+    return replace(word, text=_PLACEHOLDER.sub(lambda found: placeholder(found[1]), word.text))
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:
-    """The command line as one line that a shell reads back, and its words with their columns in it."""
-    shown = [shlex.quote(text).translate(dict.fromkeys(map(ord, "\n\r\t"), " ")) for text in argv]
+    """The command as one line that a shell reads back, and its words with their columns in it."""
+    shown = [shlex.quote(text).translate(dict.fromkeys(b"\n\r\t", " ")) for text in argv]
     words: list[Word] = []
     column = 1
     for text, whole in zip(argv, shown, strict=True):
@@ -176,10 +147,23 @@ def json_node(word: Word) -> Node:
         raise NotJson("a number is too long") from error
 
 
+def repaired_json(text: str) -> str | None:
+    """JSON of `image=4,video=1`, which vLLM once took, or of a Python or YAML mapping; else None."""
+    if _PAIRS.fullmatch(text):
+        text = f"{{{text.replace('=', ': ')}}}"
+    # an alias could grow without bounds; vLLM reads `80m` as a number, YAML as a text
+    if OBJECT.fullmatch(text) and not re.search(r"[$&]|\b\d+[kKmMgGtT]\b", text):
+        with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
+            made = json.dumps(yaml.safe_load(text), allow_nan=False)
+            return None if re.search('null|"None"', made) else made  # `{key:value}` has no value
+    return None
+
+
 def value_node(value: Any, span: Span, key: Span | None = None) -> Node:
     """A plain value as a tree whose parts all have one place."""
     if isinstance(value, dict):
-        return Node({str(name): value_node(item, span, span) for name, item in value.items()}, span, key)
+        items = {str(name): value_node(item, span, span) for name, item in value.items()}
+        return Node(items, span, key)
     if isinstance(value, list):
         return Node([value_node(item, span) for item in value], span, key)
     return Node(value, span, key, None if value is None or isinstance(value, str) else str(value))
@@ -190,20 +174,3 @@ def plain(node: Node) -> Any:
     if node.mapping is not None:
         return {key: plain(item) for key, item in node.mapping.items()}
     return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
-
-
-_NUMBERS = re.compile(r"""("(?:[^"\\]|\\.)*"|'[^']*')|(?<=[:\[,\s])(\d+(?:\.\d+)?[kKmMgGtT])(?=\s*[,\]}])""")
-"""`80m`, which vLLM takes without quotes in the JSON of a class, and what stands in quotes."""
-
-
-def repaired_json(text: str) -> str | None:
-    """The JSON of `image=4,video=1`, as earlier vLLMs took it, or of a mapping in Python or YAML; else None."""
-    if _PAIRS.fullmatch(text):
-        items = (pair.split("=") for pair in text.split(","))
-        return json.dumps({name: int(number) for name, number in items})
-    if OBJECT.fullmatch(text) and not re.search("[$&]", text):  # `&`: an alias could grow without bounds
-        with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
-            plain = _NUMBERS.sub(lambda found: found[1] or str(human_int(found[2]) or found[2]), text)
-            made = json.dumps(yaml.safe_load(plain), allow_nan=False)
-            return None if re.search('null|"None"', made) else made  # `{key:value}` is a key without a value
-    return None

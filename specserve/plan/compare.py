@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from specserve.diagnostics import Span
+from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import masked
+from specserve.vllm.versions import in_range, known_versions, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,6 @@ class Side:
     label: str
     profile: Profile
     plan: LaunchPlan
-    ignored: tuple[str, ...] = ()
-    """What is not compared of a command, because vLLM does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,22 @@ class LaunchComparison:
 
     argv: tuple[Difference, ...] = ()
     env: tuple[Difference, ...] = ()
+
+
+def sides(*named: tuple[str, Profile]) -> list[Side]:
+    """The launch of each by the newest version that all are for; not for this machine."""
+    ranges = [in_range(profile.vllm or "") or known_versions() for _, profile in named]
+    common = [version for version in ranges[0] if all(version in known for known in ranges)]
+    machines = [profile.hardware.accelerator for _, profile in named if profile.hardware]
+    found = []
+    for (label, profile), known in zip(named, ranges, strict=True):
+        version = (common or list(known))[-1]
+        # a command names no hardware: it is for the machine of the other side
+        own = [profile.hardware.accelerator] if profile.hardware else machines
+        platform = "cpu" if "cpu" in own else "cuda"
+        plan = launch(profile, table=table(version), platform=platform, version=version)
+        found.append(Side(label, profile, plan))
+    return found
 
 
 def compare(a: Side, b: Side) -> LaunchComparison:

@@ -124,7 +124,7 @@ class ArgumentProblem(NamedTuple):
     message: str
     help: str | None
     kind: str
-    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: one may bring it."""
+    """`unknown`, `elsewhere`, `refused`, `value`, or `plug-in`: one may bring it."""
 
 
 _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {

@@ -138,7 +138,6 @@ def test_notes_have_the_lines_of_what_they_are_about_in_order(
     assert notes == [
         "note: line 2: `VLLM_USE_V1` is left out: vLLM has a single engine",
         "note: line 3: `HF_TOKEN` is left out: it is a secret; export it where you start the server",
-        "note: line 4: `--disable-log-requests` is now `engine.enable_log_requests: false`",
         "note: line 4: `--max-modle-len` is left out: no vLLM that specserve knows has it; "
         "did you mean `--max-model-len`?",
     ]

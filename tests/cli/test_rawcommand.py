@@ -49,7 +49,7 @@ def test_plan_takes_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plan_refuses_a_command_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["plan", "--vllm", "0.33", "--", *SERVE, *OLD]) == 2
     err = capsys.readouterr().err
-    assert "error[SD102]: vLLM has no option `--speculative-model`" in err
+    assert "error[SD102]: vLLM no longer has `--speculative-model`" in err
     assert "`<command>` is not a valid profile: 1 problem" in err
 
 

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
         ["`HF_HOME` is left out: `/data/hf`", "`./hf` on the host", "`--download-dir /models` is left out"],
     ),
     "if-else-two-starts.sh": (
-        0, {"target": LONG, "speculation": NGRAM}, ["2 engines: 1", "line 4 if `nothing else holds`", "`--pick`"],
+        0, {"target": LONG, "speculation": NGRAM}, ["2 engines: 1", 'line 4 if `[ "$SPEC" = 1 ] fails`', "`--pick`"],
     ),
     "image-default.yml": (0, {"target": LONG}, ["is the default of a variable", KEEPS_IMAGE]),
     "image-patch-version.yml": (0, {"target": QWEN}, [f"{KEEPS_IMAGE}-cu129`"]),

@@ -14,7 +14,7 @@ from specserve.convert.convert import converted
 from specserve.convert.host import accelerator_of
 from specserve.convert.launch import Launch
 from specserve.convert.reading import read
-from specserve.convert.words import CLOSE, OPEN
+from specserve.convert.words import unknown
 from specserve.errors import UsageError
 
 
@@ -33,8 +33,8 @@ def words(text: str) -> list[str]:
         ("[--model, a/b, --seed, 1]", ["--model", "a/b", "--seed", "1"]),
         (">-\n      --model a/b\n      --x '{\"a\": 1}'", ["--model", "a/b", "--x", '{"a": 1}']),
         ("[--model, '${MODEL:-a/b}', --x, $$1]", ["--model", "a/b", "--x", "$1"]),
-        ("[--model, '$MODEL']", ["--model", f"{OPEN}MODEL{CLOSE}"]),
-        ("[--model, $(MODEL)]", ["--model", f"{OPEN}MODEL{CLOSE}"]),
+        ("[--model, '$MODEL']", ["--model", unknown("MODEL")]),
+        ("[--model, $(MODEL)]", ["--model", unknown("MODEL")]),
         ("[--flag, true]", ["--flag", "true"]),
     ],
 )
@@ -51,7 +51,7 @@ def test_commands_in_both_forms_become_words(command: str, expected: list[str]) 
     ],
 )
 def test_variables_in_every_form(text: str) -> None:
-    assert {name: word.text for name, word in only(text).env.items()} == {"A": "1", "B": f"{OPEN}B{CLOSE}"}
+    assert {name: word.text for name, word in only(text).env.items()} == {"A": "1", "B": unknown("B")}
 
 
 def test_containers_of_other_images_are_passed_over() -> None:

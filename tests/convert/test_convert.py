@@ -74,11 +74,6 @@ def test_a_server_open_to_all_without_a_key_is_closed_and_one_with_a_key_is_not(
     assert made("vllm serve a/b --host 0.0.0.0 --api-key $KEY").server.host == "0.0.0.0"
 
 
-def test_an_option_of_a_newer_vllm_narrows_the_range(made: Callable[..., Profile]) -> None:
-    assert made("vllm serve a/b --monokernel").vllm == ">=0.33"
-    assert made("vllm serve a/b --max-num-seqs 8").vllm is None
-
-
 def test_a_value_that_vllm_would_refuse_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
     text = "vllm serve a/b --max-num-seqs many --runner f17"
     assert dict(made(text).engine) == {}
@@ -144,12 +139,6 @@ def test_what_the_source_does_not_say_is_a_comment_where_it_belongs() -> None:
     )
 
 
-def test_the_present_name_of_a_switch_is_noted() -> None:
-    said = "`--disable-log-requests` is now `engine.enable_log_requests: false`"
-    assert notes("vllm serve org/m --disable-log-requests") == [said]
-    assert notes("vllm serve org/m --no-enable-log-requests") == []
-
-
 def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callable[..., Profile]) -> None:
     profile = made("vllm serve org/m --enable-chunked-prefill=False --enforce-eager=1")
     assert profile.engine == {"enable_chunked_prefill": False, "enforce_eager": True}
@@ -157,13 +146,6 @@ def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callab
 
 def test_a_level_of_compilation_becomes_a_mode(made: Callable[..., Profile]) -> None:
     assert made("vllm serve org/m --compilation-config 3").engine == {"compilation_config": {"mode": 3}}
-
-
-def test_a_number_with_a_suffix_in_json_is_one_without_quotes_only(made: Callable[..., Profile]) -> None:
-    text = '{"cpu_bytes_to_use": 80m, "name": "1k", "most": 2K}'
-    config = {"cpu_bytes_to_use": 80_000_000, "name": "1k", "most": 2048}
-    given = made(f"vllm serve org/m --additional-config '{text}'").engine["additional_config"]
-    assert given == config
 
 
 def test_the_key_is_named_once(made: Callable[..., Profile]) -> None:
@@ -314,9 +296,3 @@ def test_a_number_of_draft_tokens_without_a_draft_meant_the_targets_own_layers(
     profile = made(text)
     assert profile.speculation and profile.speculation.method == "mtp"
     assert any("own prediction layers" in note for note in notes(text))
-
-
-def test_sampling_parameters_of_an_offline_script_are_noted() -> None:
-    text = 'p = SamplingParams(min_p=0.1)\nLLM("org/m", max_model_len=8).generate([], p)\n'
-    (note,) = [note for note in convert(text, file="run.py").notes if "SamplingParams" in note.text]
-    assert note.line == 1

@@ -69,7 +69,7 @@ def test_words_become_the_values_that_vllm_reads(words: list[str], expected: dic
         (["--max-num-seqs", "--seed", "1"], "`--max-num-seqs` needs a value"),
         (
             ["--enforce-eager=true"],
-            "`--enforce-eager=true` is `--enforce-eager` today: a switch takes no value",
+            "`--enforce-eager true` is `--enforce-eager` today: a switch takes no value",
         ),
         (["--speculative-config.method"], "`--speculative-config` needs a value"),
         (

@@ -111,7 +111,7 @@ def test_defaults_are_taken_with_a_note() -> None:
     text = "p.add_argument('--tp', default=2)\nLLM('org/m', tensor_parallel_size=p.parse_args().tp)"
     (start,) = read(text, file="x.py", folder=Path("nowhere"))
     assert [note.text for note in start.notes] == [
-        "the profile has the defaults of `tp`, which the program's arguments may change"
+        "the profile has the program's defaults of `tp`, which a run may change"
     ]
     assert not converted(start, origin="x.py").unresolved
 

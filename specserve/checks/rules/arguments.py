@@ -7,7 +7,6 @@ from functools import lru_cache
 from specserve.checks.rule import ERROR, WARNING, Context, Violation, Violations, rule
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.profile.source import COMMAND
 from specserve.vllm.arguments import ArgumentProblem
 from specserve.vllm.versions import known_versions, table
 
@@ -46,13 +45,7 @@ def _problems(ctx: Context, *kinds: str) -> Violations:
 @lru_cache(maxsize=8)
 def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
     """The problems that a version has with the arguments; three rules share them."""
-    known = table(version)
-    found = list(problems(ctx.profile, known))
-    if ctx.profile.file == COMMAND:
-        from specserve.convert.arguments import refused_spellings
-
-        found += refused_spellings(ctx.profile, known)
-    return found
+    return list(problems(ctx.profile, table(version)))
 
 
 @rule("SD005", ERROR)
@@ -85,7 +78,7 @@ def wrong_value(ctx: Context) -> Violations:
 @rule("SD102", ERROR)
 def unknown_argument(ctx: Context) -> Violations:
     """The profile allows a vLLM version that does not have this argument."""
-    return _problems(ctx, "unknown", "spelling")
+    return _problems(ctx, "unknown")
 
 
 @rule("SD105", ERROR)
