@@ -1,1 +1,1 @@
-"""What specserve knows of SGLang: the arguments of one version, and what says the same in a profile."""
+"""What specserve knows of SGLang: the arguments of one version, and what they are in a profile."""

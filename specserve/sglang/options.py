@@ -38,24 +38,23 @@ class Counterpart(Replacement):
     """How the number means something else to SGLang."""
 
 
-def _argument(name: str, data: Mapping[str, Any]) -> Argument:
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in data.items()
-        if key != "default"
-    }
-    return Argument(name, **{"flag": flag_of(name), **values})
-
-
 _HERE = Path(__file__).parent
 _TABLE: dict[str, Any] = json.loads((_HERE / "arguments.json").read_text(encoding="utf-8"))
 _MAPPING: dict[str, Any] = json.loads((_HERE / "mapping.json").read_text(encoding="utf-8"))
 VERSION: str = _TABLE["version"]
 """The SGLang whose options these are."""
-ARGUMENTS: Mapping[str, Argument] = {
-    name: _argument(name, data) for name, data in _TABLE["arguments"].items()
+ARGUMENTS: dict[str, Argument] = {
+    name: Argument(name, flag_of(name), "bool" if form == "flag" else "str", form)
+    for form, names in _TABLE["others"].items()
+    for name in names
 }
-OPTIONS: Mapping[str, Counterpart] = {name: Counterpart(**data) for name, data in _MAPPING["options"].items()}
+"""All options; of those that a profile has no word for, only the form."""
+for _name, _facts in _TABLE["arguments"].items():
+    _facts = {key: tuple(one) if isinstance(one, list) else one for key, one in _facts.items()}
+    ARGUMENTS[_name] = Argument(_name, **{"flag": flag_of(_name), **_facts})
+OPTIONS: Mapping[str, Counterpart] = {
+    name: Counterpart(**data) for name, data in _MAPPING["options"].items()
+}
 """Options, of earlier versions too, that a profile says by another name or value, or not at all."""
 SAME: frozenset[str] = frozenset(_MAPPING["same"])
 """Options with the same name and meaning in both engines."""
@@ -201,13 +200,16 @@ def launch_sglang(profile: Profile) -> SglangLaunch:
         free = next((at for at in options.refused if at.startswith(("engine", "frontend"))), None)
         hint = f"`--set {free}=null` leaves that setting to SGLang" if free else None
         raise UsageError(text, hint=hint, causes=tuple(each))
-    words = [word for name, value in options.values.items() for word in tokens(ARGUMENTS[name], value)]
+    words = [
+        word for name, value in options.values.items() for word in tokens(ARGUMENTS[name], value)
+    ]
     devices = hardware.devices if hardware else None
     return SglangLaunch(
         name=profile.name,
         fingerprint=fingerprint(profile),
         argv=("sglang", "serve", *words),
-        env={**profile.env} | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
+        env={**profile.env}
+        | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}),
         notes=tuple(options.notes),
     )
 

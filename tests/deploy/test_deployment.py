@@ -56,29 +56,17 @@ def test_what_the_launch_reads_is_mounted_under_the_name_that_it_reads() -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        (
-            (
-                "target.revision=abc",
-                "speculation.model=meta-llama/Llama-3.1-70B-Instruct",
-                "speculation.revision=abc",
-            ),
-            [("speculation.model", False)],
-        ),
-        (("target.tokenizer=org/x",), [("speculation.model", False), ("target.tokenizer", True)]),
-        (("target.tokenizer=meta-llama/Llama-3.1-8B-Instruct",), [("speculation.model", False)]),
-    ],
-    ids=["one repository", "a tokenizer", "the draft's tokenizer"],
-)
-def test_each_repository_is_downloaded_once_and_whole(
-    settings: tuple[str, ...], wanted: list[tuple[str, bool]]
-) -> None:
-    made = made_of(LLAMA, *settings)
-    later = [(use.path, use.tokenizer_only) for use in made.downloads if use.path != "target.model"]
-    assert later == (wanted if len(made.downloads) > 1 else [])
-    assert made.downloads[0].model == "meta-llama/Llama-3.1-70B-Instruct"
+def test_each_repository_is_downloaded_once_and_whole() -> None:
+    target, draft = (f"meta-llama/Llama-3.1-{size}-Instruct" for size in ("70B", "8B"))
+
+    def staged(*settings: str) -> list[tuple[str, bool]]:
+        return [(use.model, use.tokenizer_only) for use in made_of(LLAMA, *settings).downloads]
+
+    assert staged(f"speculation.model={target}") == [(target, False)]
+    assert staged("target.tokenizer=org/x") == [(target, False), (draft, False), ("org/x", True)]
+    assert staged(f"target.tokenizer={draft}") == [(target, False), (draft, False)]
+    revised = made_of(LLAMA, "target.revision=abc", f"speculation.model={target}").downloads
+    assert [use.revision for use in revised] == ["abc", None]
 
 
 def test_nodes_that_cannot_be_planned_are_refused() -> None:

@@ -18,7 +18,6 @@ CASES = [
     ("llama", "ray", "serve.yaml"),
     ("llama", "systemd", "llama70b-8b.service"),
     ("eagle3", "sglang", "launch.sh"),
-    ("pools", "kubernetes", "components/canary-analysis/analysistemplate.yaml"),
 ]
 
 
@@ -28,12 +27,11 @@ def test_the_file_is_what_was_reviewed(
     target: str,
     path: str,
     llama: Deployment,
-    pools: Deployment,
     golden: Callable[[str, str], None],
 ) -> None:
     settings = ("engine.enforce_eager=true", "env.NCCL_DEBUG=WARN")
     eagle3 = made_of(CONFIGS / "llama33-70b-eagle3.yaml", *settings)
-    made = {"llama": llama, "eagle3": eagle3, "pools": pools}[server]
+    made = {"llama": llama, "eagle3": eagle3}[server]
     golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made)[path])
 
 
