@@ -34,7 +34,7 @@ def load(name: str) -> list[dict[str, Any]]:
 RECIPES, FAILURES = load("recipes.yaml"), load("failures.yaml")
 UNSEEN = [
     failure
-    for name in ("unseen_failures.yaml", "fresh_failures.yaml")
+    for name in ("unseen_failures.yaml", "fresh_failures.yaml", "sixth_failures.yaml")
     for failure in yaml.safe_load((DATA / name).read_text(encoding="utf-8"))["failures"]
 ]
 REFUSED = [recipe for recipe in RECIPES if "refused" in recipe]
