@@ -317,11 +317,6 @@ CATALOGUE: Mapping[str, Recipe] = {
         {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048}, eagle_head, tokens=False
     ),
     "llama-eagle3": Recipe(EAGLE3, eagle3_head, tokens=False),
-    "llama-peagle": Recipe(
-        {**EAGLE3, "max_position_embeddings": 4096, "ptd_token_id": 511},
-        lambda config: {**eagle3_head(config), "mask_hidden": (config["hidden_size"],)},
-        tokens=False,
-    ),
     "qwen3-dflash": Recipe(DFLASH, dflash_head, tokens=False),
     "qwen3-dflash-fp8": Recipe(
         {**DFLASH, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
@@ -385,8 +380,6 @@ CATALOGUE: Mapping[str, Recipe] = {
         },
         gpt2,
     ),
-    "llama-base": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama"}, decoder),
-    "llama-instruct": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama-Instruct"}, decoder),
     "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),
     "llama-eagle3-unmapped": Recipe(EAGLE3, eagle3_head, tokens=False, without=("d2t", "t2d")),
     "qwen-eagle": Recipe({**QWEN2, "num_hidden_layers": 1, "vocab_size": 640}, eagle_head, tokens=False),

@@ -43,7 +43,7 @@ def found(
         when[without] = OTHER.get(without)
     block = {"method": method, "num_speculative_tokens": 3, "model": "org/d"}
     block |= {key: ANY[key] if want == "*" else want for key, want in _under("block", when)}
-    engine = dict(_under("engine", when))
+    engine = {key: want[0] if isinstance(want, list) else want for key, want in _under("engine", when)}
     engine |= {"data_parallel_size": 2} if when.get("data") else {}
     engine |= {"kv_cache_dtype": "fp8"} if when.get("cache") else {}
     parts = {"decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 16}

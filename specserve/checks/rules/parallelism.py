@@ -18,6 +18,7 @@ from specserve.checks.rule import (
 )
 from specserve.diagnostics import Severity
 from specserve.models.config import Config, model_type, section, text_config
+from specserve.profile.source import COMMAND
 from specserve.vllm.features import OLDER, features
 from specserve.vllm.sharding import EXPERTS, Problem, Ranks, number, problems
 from specserve.vllm.versions import in_range, known_versions
@@ -92,20 +93,24 @@ def _sizes(ctx: Context, configs: list[Config], ranks: Ranks) -> list[str]:
 @variant_rule("SD140", WARNING)
 def failing_combination(variant: Variant) -> Violations:
     """vLLM starts with this combination, and then fails, hangs or does something else."""
-    value, judged = _values(variant), _minors(variant.ctx)
+    ctx, value, judged = variant.ctx, _values(variant), _minors(variant.ctx)
+    is_open = not ctx.profile.vllm and ctx.profile.file != COMMAND  # an older vLLM may serve it
     for row in features():
         failing = row.minors(known_versions()[-1]) if row.applies(variant.method, value) else []
-        if found := [version for version in judged if version in failing]:
+        found = [version for version in judged if version in failing]
+        is_past = is_open and not found and "data" in row.when
+        if found := failing if is_past else found:
             names = [_PLACES.get(name, name.replace("block", variant.path)) for name in row.when]
             others = [name for name in names if not name.endswith(row.place)]
-            some = [f"this applies to vLLM {_span(found)}"] * (len(found) < len(judged))
+            some = [f"this applies to vLLM {_span(found)}"] * (is_past or len(found) < len(judged))
+            some += ["the profile's `vllm` does not say that it is a newer one"] * is_past
             yield variant.violation(
                 row.place,
                 row.text,
                 related=dict.fromkeys(others, "together with this"),
                 notes=(*some, f"see {row.source}"),
                 help=row.help,
-                severity=Severity(row.severity),
+                severity=WARNING if is_past else Severity(row.severity),
             )
 
 
