@@ -35,7 +35,7 @@ _READ = (
 _PASSED = (
     "apiVersion", "kind", "metadata", "spec", "template", "containers", "selector", "status", "services", "version",
     "leaderWorkerTemplate", "leaderTemplate", "workerTemplate", "size", "model", "name", "volumes", "items",
-    "predictor",
+    "predictor", "servingEngineSpec", "modelSpec",
 )  # fmt: skip
 """The keys of what lies around a container that are read, or say nothing by themselves."""
 _FILLED = (
@@ -92,33 +92,16 @@ def containers(text: str, *, file: str) -> list[Launch]:
 
 def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
     """What an object of `docker inspect`, the values of a chart or a KServe service starts."""
-    if not isinstance(root, dict):
-        return []
-    if held := forms.inspected(root):
-        return _started("", (), held, documents)
-    if served := forms.predicted(root, documents):
-        container, is_whole = served
-        found = _started("model", (root, root["spec"], root["spec"]["predictor"]), container, documents)
-        for given in found:
-            given.image = None if given.image and given.image.text == "vllm/vllm-openai" else given.image
-            if is_whole:
-                continue
-            name = text_at(root, "spec", "predictor", "model", "runtime") or "chosen by KServe"
-            text = f"the source does not say the options of its ServingRuntime, {quoted(name)}"
-            help = "convert it in one file with the service"
-            given.unresolved.append(finding("SD105", text, given.place, help=help))
-        return found
     found = []
-    for container, keys in forms.charted(root):
-        for given in _started(text_at(container, "name"), (), container, documents):
-            for key in keys:
-                text = f"what the chart of its version makes of `{key}` is not in the source"
-                help = "write it as keys of the profile"
-                given.unresolved.append(finding("SD105", text, given.place, help=help))
-            if any((word.text, word.span) == (forms.NO_CACHING, given.place) for word in given.words):
-                given.notes.append(
-                    Note("engine.enable_prefix_caching", "the chart's default", given.place.line)
-                )
+    for container, texts in forms.described(root, documents):
+        around = [root, at(root, "servingEngineSpec") or at(root, "spec"), at(root, "spec", "predictor")]
+        parents = () if "Config" in root else tuple(filter(None, around))
+        for given in _started("modelSpec", parents, container, documents):
+            is_named = given.image and given.image.text != forms.UNSAID
+            given.image = given.image if is_named else None
+            given.unresolved += [
+                finding("SD105", text, given.place, help="write it as keys of the profile") for text in texts
+            ]
             found.append(given)
     return found
 
@@ -229,7 +212,7 @@ def _of_uri(uri: Word, image: Word | None, command: list[Word], found: Launch, s
     of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
     if of_hub:
         found.mounts.append((of_hub, forms.IN_KSERVE))
-    made = in_container(image or Word("vllm/vllm-openai", uri.span), command, None, found)
+    made = in_container(image or Word(forms.UNSAID, uri.span), command, None, found)
     for given in made:
         given.image = image
         is_named = any(re.match("--model(=|$)", word.text) for word in given.words)

@@ -48,7 +48,7 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
         line = node.span.line
         if held and held[0]:
             used.add(held)
-            text = found.string[: found.start(2)] + held[0].rstrip("/") + found[2][len(held[1].rstrip("/")) :]
+            text = found.string[: found.start(2)] + on_hosts_path(found[2], given.mounts)
             if not UNKNOWN.search(text):
                 notes.append(Note(path, f"it is {quoted(found[2])} in the source's container", line))
             return replace(node, value=text, raw=text)
@@ -115,6 +115,12 @@ def _from_folder(given: Launch) -> dict[str, Setting]:
     for name in settings.keys() & set(_PATHS) if given.folder else ():
         settings[name] = replace(settings[name], node=whole(settings[name].node))
     return settings
+
+
+def on_hosts_path(path: str, mounts: list[tuple[str, str]]) -> str:
+    """A container's path as the host has it; as it is if no folder of the host holds it."""
+    held = _mount_of(path, mounts)
+    return f"{held[0].rstrip('/')}{path[len(held[1].rstrip('/')) :]}" if held and held[0] else path
 
 
 def _mount_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str] | None:

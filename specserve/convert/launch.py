@@ -36,7 +36,7 @@ _PROGRAM = re.compile(
 )
 """The words that name an engine's program, each with a zero byte behind it; the first group is vLLM's."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
-_RUN = re.compile(r"(container )?run\b")
+_RUN = re.compile(r"(container )?(run|create)\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
 _CHANGES_NOTHING = re.compile(
@@ -245,7 +245,7 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
     """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices."""
     entry = None
     found = replace(found, published=[], env={}, mounts=[], left_out=[], is_contained=True)
-    at = next(place for place, word in enumerate(words) if word.text == "run") + 1
+    at = next(place for place, word in enumerate(words) if word.text in ("run", "create")) + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
         short = _ATTACHED.match(word.text)  # `-p8000:8000`

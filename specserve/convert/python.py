@@ -279,7 +279,10 @@ def launches(text: str, *, file: str) -> list[Launch]:
                 | ast.Call(func=ast.Attribute(value=holder, attr="setdefault"), args=[key, value])
             ) if _name(holder) in ("environ", "env"):
                 env[text_of(source.value(key))] = Word(text_of(source.value(value)), source.span(value))
-            case ast.keyword(arg="env", value=value) if isinstance(held := source.value(value), dict):
+            case (
+                ast.keyword(arg="env", value=value)
+                | ast.Call(func=ast.Attribute(attr="env"), args=[value])  # of an image of Modal
+            ) if isinstance(held := source.value(value), dict):
                 for name, item in held.items():
                     if not unresolved(name):
                         env[name] = Word(text_of(item), source.span(value))

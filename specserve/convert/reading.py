@@ -11,6 +11,7 @@ from pathlib import Path
 from specserve.convert import translate
 from specserve.convert.arguments import LEFT_OVER, command_settings
 from specserve.convert.containers import containers
+from specserve.convert.host import on_hosts_path
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.options import options
 from specserve.convert.python import ENGINES, launches
@@ -149,7 +150,11 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
     `folder`: where relative paths of `--config` begin, unless the start says so itself.
     """
     env = {name: without_placeholder(word) for name, word in given.env.items()}
-    given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
+    words = [without_placeholder(word) for word in given.words]
+    for at, word in enumerate(words[1:], start=1):
+        if words[at - 1].text == "--config":
+            words[at] = replace(word, text=on_hosts_path(word.text, given.mounts))
+    given = replace(given, words=words, env=env)
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"

@@ -296,6 +296,8 @@ class _Shell:
                 self.variables = dict(before)
                 self.run(child)
                 after |= {key: value for key, value in self.variables.items() if key == name}
+            if child.type in _COMPUTED:
+                self.assume(f"the variables that `{_source_of(node)}` sets are left out")
             if node.children[0].type == "export":
                 self.exported[name] = None
         self.variables = after
@@ -370,7 +372,7 @@ class _Shell:
         if kind in ("simple_expansion", "expansion"):
             return blanks + self._parameter(node, quoted=quoted)
         if kind in _COMPUTED:
-            return blanks + unknown("a command")
+            return blanks + unknown("PWD" if text.strip("$(`) ") == "pwd" else "a command")
         if kind in _LEAVES or not node.children:
             escape = _QUOTED_ESCAPE if quoted else _ESCAPE
             return escape.sub(lambda match: match[1].strip("\n"), text)

@@ -79,7 +79,11 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
         {"vllm": ">=0.32,<0.33", "target": {"model": "/mnt/models", "max_model_len": 4096}},
         ["reads `<Name>`", "`/mnt/models` is a path of the source's container"],
     ),
-    "kserve-service.yaml": (0, {"target": SHORT, "server": {"served_model_name": "qwen"}}, []),
+    "kserve-service.yaml": (
+        1,
+        {"target": SHORT, "server": {"served_model_name": "qwen"}},
+        ["does not say the options of its ServingRuntime, `vllm-runtime`"],
+    ),
     "kubectl-list.yaml": (
         0,
         {
@@ -115,7 +119,7 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
             "engine": {"enable_chunked_prefill": False, "enable_prefix_caching": False},
             "hardware": {"count": 2}, "env": {"VLLM_LOGGING_LEVEL": "DEBUG"},
         },
-        ["2 engines: 1 `small`", "`HF_TOKEN` is left out", "`replicaCount: 2`", "the chart's default"],
+        ["2 engines: 1 `small`", "`HF_TOKEN` is left out", "`replicaCount: 2`"],
     ),
     "production-stack-lmcache.yaml": (
         1,

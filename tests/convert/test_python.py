@@ -54,9 +54,9 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
-    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nLLM('m')\nos.environ['LATER'] = '1'"
-    (call,) = launches(text, file="x.py")
-    assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1"}
+    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nmodal.Image.env({'C': '2'})\nLLM('m')\n"
+    (call,) = launches(text + "os.environ['LATER'] = '1'", file="x.py")
+    assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1", "C": "2"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:

@@ -31,6 +31,7 @@ def models(text: str, *, file: str = "serve.sh") -> list[object]:
         "sudo docker run --rm --name vllm -p 8000:8000 vllm/vllm-openai:v0.9 --model a/b",
         'docker run --name vllm-server --env-host --unknown-option 1 "$IMAGE" --model a/b',
         "docker container run -itd -p8000:8000 --gpus all --read-only vllm/vllm-openai a/b",
+        "docker create --gpus all -v /m:/m vllm/vllm-openai a/b",
         "podman run -v /m:/m docker.io/vllm/vllm-openai:latest a/b --seed 1",
         "docker run --entrypoint vllm vllm/vllm-openai serve a/b",
         "docker run vllm/vllm-openai bash -c 'vllm serve a/b'",
@@ -210,6 +211,10 @@ def test_a_command_in_other_text_is_read(text: str, file: str) -> None:
         ("A=b apt-get install x\nvllm serve a/b", "left out: `A=b apt-get install x`"),
         ("pip install x\nvllm serve a/b", "set-up before the launch is left out: `pip install x`"),
         ("export PATH=/x:$PATH\nvllm serve a/b", "`PATH` is left out"),
+        (
+            "export $(xargs < .env)\nvllm serve a/b",
+            "the variables that `export $(xargs < .env)` sets are left out",
+        ),
         ("f() {\nvllm serve a/b\n}", "nothing in the source calls its function `f`"),
         ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as empty"),
     ],
@@ -231,6 +236,15 @@ def test_values_that_stick_to_an_option_of_docker_are_read() -> None:
     (given,) = found("docker run -it -p9000:8000 -eA=b -v/m:/m --gpus=all vllm/vllm-openai a/b")
     assert [word.text for word in given.published] == ["9000:8000"] and given.env["A"].text == "b"
     assert given.mounts == [("/m", "/m")]
+
+
+def test_a_file_of_arguments_in_a_container_is_the_one_that_is_mounted_there(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text("model: a/b\n")
+    text = (
+        'FILE="$(pwd)/args.yaml"\ndocker run -v "$FILE:/etc/v.yaml:ro" vllm/vllm-openai --config /etc/v.yaml'
+    )
+    (given,) = read(text, file="x.sh", folder=tmp_path)
+    assert given.settings["model"].node.value == "a/b" and not given.unresolved
 
 
 def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
