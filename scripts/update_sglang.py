@@ -16,7 +16,6 @@ import ast
 import json
 import re
 import sys
-import textwrap
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -205,46 +204,20 @@ def _value(node: ast.expr | None, lists: Mapping[str, Any]) -> Any:
         return _UNKNOWN
 
 
-def thinned(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What `convert` and `render` ask of each option: all but its default where a profile has a word for it.
-
-    Of the others it is the form, by which `convert` knows where their values end: `others`, by form, if
-    name and option string are alike.
-    """
+def thinned(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options that a profile has a word for, without their defaults: what `convert` and `render` ask for."""
     mapping = json.loads(MAPPING.read_text("utf-8"))
-    known = {*mapping["options"], *mapping["same"]}
-    found: dict[str, Any] = {}
-    others: dict[str, list[str]] = {}
-    for name, option in arguments.items():
-        dropped = ("default",) if name in known else ("default", "choices")
-        kept = {key: value for key, value in option.items() if key not in dropped}
-        if name not in known and kept.keys() <= {"kind", "form"}:
-            others.setdefault(kept.get("form", "value"), []).append(name)
-        else:
-            found[name] = kept
-    return {"arguments": found, "others": others}
+    return {
+        name: {key: value for key, value in option.items() if key != "default"}
+        for name, option in arguments.items()
+        if name in mapping["options"] or name in mapping["same"]
+    }
 
 
-def dumps(version: str, table: Mapping[str, Any]) -> str:
+def dumps(version: str, arguments: Mapping[str, Mapping[str, Any]]) -> str:
     """The table as JSON: an option a line, so that `diff` compares versions."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(option)}" for name, option in table["arguments"].items()]
-    others = []
-    for form, names in table["others"].items():
-        wrapped = textwrap.fill(
-            ", ".join(map(json.dumps, names)), 118, initial_indent="   ", subsequent_indent="   "
-        )
-        others.append(f"  {json.dumps(form)}: [\n{wrapped}]")
-    return (
-        f'{{\n "version": {json.dumps(version)},\n "arguments": {{\n' + ",\n".join(lines)
-        + '\n },\n "others": {\n' + ",\n".join(others) + "\n }\n}\n"
-    )  # fmt: skip
-
-
-def by_name(text: str) -> dict[str, Any]:
-    """The options of a table, each with what stands there of it."""
-    table = json.loads(text)
-    forms = {name: {"form": form} for form, names in table["others"].items() for name in names}
-    return {**table["arguments"], **forms}
+    lines = [f"  {json.dumps(name)}: {json.dumps(option)}" for name, option in arguments.items()]
+    return f' "version": {json.dumps(version)},\n "arguments": {{\n' + ",\n".join(lines) + "\n }"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -255,9 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; exit with 1 if the table differs"
     )
     given = parser.parse_args(argv)
-    text = dumps(version_of(given.wheel), thinned(arguments_of(sources(given.wheel))))
-    before = TABLE.read_text("utf-8") if TABLE.is_file() else '{"arguments": {}, "others": {}}'
-    old, new = by_name(before), by_name(text)
+    arguments = thinned(arguments_of(sources(given.wheel)))
+    text = "{\n" + dumps(version_of(given.wheel), arguments) + "\n}\n"
+    before = TABLE.read_text("utf-8") if TABLE.is_file() else '{"arguments": {}}'
+    old, new = (json.loads(one)["arguments"] for one in (before, text))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             print(f"{'gone' if name not in new else 'new' if name not in old else 'changed'}: {name}")

@@ -1,6 +1,6 @@
 """SGLang's options and what says the same in a profile: `convert` reads by them, `render` writes.
 
-`arguments.json` holds the options of one version as `scripts/update_sglang.py` reads them from its
+`arguments.json` holds such options of one version as `scripts/update_sglang.py` reads them from its
 wheel; `mapping.json` what they mean, which a person decides. Facts about speculation, with their
 sources in SGLang 0.5.23:
 - Along a chain (`eagle_topk` 1) a step drafts one token, and verification counts the last verified
@@ -43,12 +43,8 @@ _TABLE: dict[str, Any] = json.loads((_HERE / "arguments.json").read_text(encodin
 _MAPPING: dict[str, Any] = json.loads((_HERE / "mapping.json").read_text(encoding="utf-8"))
 VERSION: str = _TABLE["version"]
 """The SGLang whose options these are."""
-ARGUMENTS: dict[str, Argument] = {
-    name: Argument(name, flag_of(name), "bool" if form == "flag" else "str", form)
-    for form, names in _TABLE["others"].items()
-    for name in names
-}
-"""All options; of those that a profile has no word for, only the form."""
+ARGUMENTS: dict[str, Argument] = {}
+"""The options that a profile has a word for."""
 for _name, _facts in _TABLE["arguments"].items():
     _facts = {key: tuple(one) if isinstance(one, list) else one for key, one in _facts.items()}
     ARGUMENTS[_name] = Argument(_name, **{"flag": flag_of(_name), **_facts})

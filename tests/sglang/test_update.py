@@ -57,15 +57,24 @@ def test_a_wheel_becomes_a_table(wheel: Path, tmp_path: Path, monkeypatch: pytes
         "arguments": {
             "context_length": {"kind": "int", "human_int": True},
             "dtype": {"kind": "str", "choices": ["auto", "half"]},
-            "fp8_backend": {"kind": "str", "flag": "--fp8"},
-            "lazy": {"kind": "bool", "form": "flag", "negatable": True},
             "model_path": {"kind": "str", "aliases": ["--model"]},
-            "old": {"kind": "bool", "form": "flag", "deprecated": "Deprecated. Use --new."},
             "reasoning_parser": {"kind": "str", "choices": ["auto", "qwen3"]},
             "tool_call_parser": {"kind": "str", "choices": ["auto", "qwen"]},
         },
-        "others": {"value": ["capacity", "mode"], "flag": ["eager"], "json": ["extra"], "many": ["sizes"]},
     }
+    assert (
+        update_sglang.arguments_of(update_sglang.sources(wheel)).items()
+        >= {
+            "capacity": {"kind": "int", "default": 10000},
+            "eager": {"kind": "bool", "form": "flag", "default": False},
+            "extra": {"kind": "dict", "form": "json"},
+            "fp8_backend": {"kind": "str", "flag": "--fp8", "default": "x"},
+            "lazy": {"kind": "bool", "form": "flag", "negatable": True},
+            "mode": {"kind": "str", "choices": ["a", "b"], "default": "a"},
+            "old": {"kind": "bool", "form": "flag", "deprecated": "Deprecated. Use --new."},
+            "sizes": {"kind": "list", "form": "many"},
+        }.items()
+    )
 
 
 def test_a_table_that_is_not_the_wheels_is_found(
