@@ -61,7 +61,8 @@ def containers(text: str, *, file: str) -> list[Launch]:
         documents = _documents(text, file=file)
     except UsageError as error:
         raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
-    documents = [item for root in documents for item in forms.objects(root)]
+    listed = [root if isinstance(root, list) else forms.items(at(root, "items")) for root in documents]
+    documents = [item for root, inner in zip(documents, listed, strict=True) for item in inner or [root]]
     found: list[Launch] = []
     formed = [_of_form(root, documents) for root in documents]
     for root, made in zip(documents, formed, strict=True):
@@ -211,7 +212,7 @@ def _of_uri(uri: Word, image: Word | None, command: list[Word], found: Launch, s
     """What a container of KServe starts, whose model is named by its address. `served`: the name it is served under."""
     of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
     if of_hub:
-        found.mounts.append((of_hub, forms.IN_KSERVE))
+        found.mounts.append((of_hub, "/mnt/models"))  # where KServe puts it
     made = in_container(image or Word(forms.UNSAID, uri.span), command, None, found)
     for given in made:
         given.image = image
@@ -241,33 +242,25 @@ def _listed(value: Any) -> list[Word]:
 
 def _ports(value: Any) -> Iterator[Word]:
     """Compose's `9000:8000` and `{published, target}`; a `containerPort` of Kubernetes opens nothing."""
-    for item in value if isinstance(value, list) else []:
+    for item in forms.items(value):
         if isinstance(item, Word):
             yield item
-        elif isinstance(item, dict) and isinstance(target := item.get("target"), Word):
-            outer = item.get("published")
-            yield Word(f"{outer.text}:{target.text}", target.span) if isinstance(outer, Word) else target
+        elif isinstance(target := at(item, "target"), Word):
+            yield Word(f"{text_at(item, 'published')}:{target.text}".lstrip(":"), target.span)
 
 
 def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
     """The mounts of a container as `HOST:CONTAINER`; a volume by name has its name for the host's folder."""
-    pod = parents[-1].get("volumes") if parents else None
-    folders = {
-        item["name"].text: at(item, "hostPath", "path")
-        for item in (pod if isinstance(pod, list) else [])
-        if isinstance(item, dict) and isinstance(item.get("name"), Word)
-    }
-    for held in (mapping.get("volumes"), mapping.get("volumeMounts")):
-        for item in held if isinstance(held, list) else []:
-            if isinstance(item, Word):
-                yield item.text
-                continue
-            inside = at(item, "mountPath") or at(item, "target")
-            source = folders.get(getattr(at(item, "name"), "text", "")) or at(item, "source")
-            if isinstance(inside, Word):
-                under = at(item, "subPath")
-                host = source.text if isinstance(source, Word) else "volume"
-                yield f"{host}{f'/{under.text}' if isinstance(under, Word) else ''}:{inside.text}"
+    pod = forms.items(parents[-1].get("volumes")) if parents else []
+    folders = {text_at(item, "name"): text_at(item, "hostPath", "path") for item in pod}
+    for item in (item for key in ("volumes", "volumeMounts") for item in forms.items(mapping.get(key))):
+        inside = text_at(item, "mountPath") or text_at(item, "target")
+        if isinstance(item, Word):
+            yield item.text
+        elif inside:
+            host = folders.get(text_at(item, "name")) or text_at(item, "source") or "volume"
+            under = text_at(item, "subPath")
+            yield f"{host}/{under}:{inside}" if under else f"{host}:{inside}"
 
 
 def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
@@ -290,58 +283,48 @@ def _add_surroundings(
 ) -> None:
     """GPUs, nodes and labels, and what is left out: other keys around the container, other services and documents."""
     devices = at(mapping, "deploy", "resources", "reservations", "devices")
-    ids, held = at(devices, "device_ids"), at(devices, "count") or mapping.get("gpus")
+    ids, held = _listed(at(devices, "device_ids")), at(devices, "count") or mapping.get("gpus")
     limits = [at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS]
     found.devices = next((item for item in (held, *limits) if isinstance(item, Word)), None)
-    if isinstance(ids, list) and ids and isinstance(ids[0], Word):
-        found.devices = Word("device=" + ",".join(word.text for word in _listed(ids)), ids[0].span)
-    chain = (*parents, mapping)
+    if ids:
+        found.devices = Word("device=" + ",".join(word.text for word in ids), ids[0].span)
+    chain, left = (*parents, mapping), found.left_out
     for part in chain:
         found.nodes = found.nodes or at(part, "leaderWorkerTemplate", "size")
+        passed = (*(_READ if part is mapping else _PASSED), *_FILLED, "nodeSelector")
+        for label, word in (at(part, "nodeSelector") or {}).items():
+            if isinstance(word, Word) and _LABELS.search(label):
+                found.accelerator = word
+            else:
+                left.append(f"nodeSelector {label}")
         for key, value in part.items():
-            labels = value.items() if key == "nodeSelector" and isinstance(value, dict) else ()
-            for label, word in labels:
-                if isinstance(word, Word) and _LABELS.search(label):
-                    found.accelerator = word
-                else:
-                    found.left_out.append(f"nodeSelector {label}")
-            inside = [
-                item
-                for item in chain
-                for held in (value if isinstance(value, list) else [value])
-                if held is item
-            ]
-            is_read = key in (*(_READ if part is mapping else _PASSED), *_FILLED, "nodeSelector") or bool(
-                inside
-            )
-            if is_read or key.startswith("x-") or (key, getattr(value, "text", "")) == ("replicas", "1"):
+            inside = [one for one in chain for held in forms.items(value) or [value] if held is one]
+            if (
+                key in passed
+                or inside
+                or key.startswith("x-")
+                or (key, text_at(part, key)) == ("replicas", "1")
+            ):
                 continue
             if key not in ("resources", "deploy") or _more_than_gpus(value):
-                found.left_out.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
-        if space := at(part, "metadata", "namespace"):
-            found.left_out.append(f"namespace: {space.text}")
-    services = parents[0].get("services") if parents else None
-    if isinstance(services, dict):
-        found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
-        found.left_out = [text for text in found.left_out if text not in services]
+                left.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
+        if space := text_at(part, "metadata", "namespace"):
+            left.append(f"namespace: {space}")
+    services = at(chain[0], "services") or {}
+    found.left_out = [text for text in left if text not in services]
+    found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
     for root in documents:
-        kind, kept = at(root, "kind"), root is (parents[0] if parents else mapping)
-        if isinstance(kind, Word) and not kept and not kind.text.endswith("ServingRuntime"):
-            more = [at(root, "metadata", "name"), at(root, "spec", "type")]
-            found.left_out.append(
-                " ".join([kind.text, *(word.text for word in more if isinstance(word, Word))])
-            )
+        kind = text_at(root, "kind")
+        if kind and root is not chain[0] and not kind.endswith("ServingRuntime"):
+            more = (kind, text_at(root, "metadata", "name"), text_at(root, "spec", "type"))
+            found.left_out.append(" ".join(filter(None, more)))
 
 
 def _more_than_gpus(value: Any) -> bool:
     """Whether resources say something besides the GPUs."""
-    words = {
-        key
-        for _, _, mapping in _mappings(value)
-        for key, item in mapping.items()
-        if not isinstance(item, dict)
-    }
-    return bool(words - {*_GPUS, "devices", "driver", "count", "capabilities", "device_ids"})
+    read = {*_GPUS, "devices", "driver", "count", "capabilities", "device_ids"}
+    inside = (item for _, _, mapping in _mappings(value) for item in mapping.items())
+    return any(key not in read and not isinstance(item, dict) for key, item in inside)
 
 
 def _compose(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,17 +35,10 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
     used: set[tuple[str, str]] = set()
 
     def mapped(node: Node, path: str) -> Node:
-        if node.mapping is not None:
-            return replace(
-                node, value={key: mapped(item, f"{path}.{key}") for key, item in node.mapping.items()}
-            )
-        if isinstance(node.value, list):
-            return replace(node, value=[mapped(item, path) for item in node.value])
-        found = _PATH.search(node.value) if isinstance(node.value, str) else None
+        found = _PATH.search(str(node.value))
         if found is None:
             return node
-        held = _mount_of(found[2], given.mounts)
-        line = node.span.line
+        held, line = _mount_of(found[2], given.mounts), node.span.line
         if held and held[0]:
             used.add(held)
             text = found.string[: found.start(2)] + on_hosts_path(found[2], given.mounts)
@@ -64,19 +57,15 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
             notes.append(Note("", text, setting.place.line))
             del settings[name]
         elif name in _PATHS:
-            place = place_of(name, table)
-            settings[name] = replace(setting, node=mapped(node, place))
+            settings[name] = replace(setting, node=_each(node, place_of(name, table), mapped))
     for name, word in given.env.items():
         if not word.text.startswith("/"):
             env[name] = word
             continue
         held = _mount_of(word.text, given.mounts)
         used |= {held} if held else set()
-        where = (
-            f", {quoted(readable(held[0] + word.text[len(held[1]) :]))} on the host"
-            if held and held[0]
-            else ""
-        )
+        host = readable(on_hosts_path(word.text, given.mounts))
+        where = f", {quoted(host)} on the host" if held and held[0] else ""
         text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
         notes.append(Note("", text, word.span.line))
     left = [
@@ -101,20 +90,42 @@ def _with_note(given: Launch, left: list[str]) -> Launch:
 def _from_folder(given: Launch) -> dict[str, Setting]:
     """The settings with whole paths in the place of those that begin at the launch's folder."""
 
-    def whole(node: Node) -> Node:
-        if node.mapping is not None:
-            return replace(node, value={key: whole(item) for key, item in node.mapping.items()})
-        if not isinstance(node.value, str) or UNKNOWN.search(node.value):
-            return node
-        path = Path(given.folder, node.value)
-        if not (node.value.startswith(("./", "../")) or ("/" in node.value and path.exists())):
+    def whole(node: Node, _: str) -> Node:
+        text = str(node.value)
+        path = Path(given.folder, text)
+        if not (text.startswith(("./", "../")) or ("/" in text and path.exists())):
             return node
         return replace(node, value=os.path.normpath(path), raw=None)
 
     settings = dict(given.settings)
     for name in settings.keys() & set(_PATHS) if given.folder else ():
-        settings[name] = replace(settings[name], node=whole(settings[name].node))
+        settings[name] = replace(settings[name], node=_each(settings[name].node, name, whole))
     return settings
+
+
+def _each(node: Node, path: str, change: Callable[[Node, str], Node]) -> Node:
+    """A value with each of its texts changed. `path`: where it stands in a profile."""
+    if node.mapping is not None:
+        items = node.mapping.items()
+        return replace(node, value={key: _each(item, f"{path}.{key}", change) for key, item in items})
+    if isinstance(node.value, list):
+        return replace(node, value=[_each(item, path, change) for item in node.value])
+    return change(node, path) if isinstance(node.value, str) else node
+
+
+def with_file_of_arguments(given: Launch) -> Launch:
+    """The launch with the host's path of its `--config`; what only its container has is unresolved."""
+    words, unresolved = list(given.words), list(given.unresolved)
+    at = next((at for at, word in enumerate(words[:-1]) if word.text == "--config"), None)
+    if at is None or not given.is_contained:
+        return given
+    word = words[at + 1]
+    words[at + 1] = replace(word, text=on_hosts_path(word.text, given.mounts))
+    if words[at + 1] == word:
+        text = f"the source's container has its arguments in {quoted(readable(word.text))}"
+        unresolved.append(finding("SD105", text, word.span, help="write them as keys of the profile"))
+        del words[at : at + 2]
+    return replace(given, words=words, unresolved=unresolved)
 
 
 def on_hosts_path(path: str, mounts: list[tuple[str, str]]) -> str:

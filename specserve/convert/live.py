@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,11 +22,7 @@ from specserve.profile.source import COMMAND
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
 _INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_OF_CACHE = {
-    "cache_dtype": "--kv-cache-dtype", "gpu_memory_utilization": "--gpu-memory-utilization",
-    "num_gpu_blocks_override": "--num-gpu-blocks-override", "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
-    "mamba_cache_dtype": "--mamba-cache-dtype",
-}  # fmt: skip
+_OF_CACHE = {"cache_dtype": "--kv-cache-dtype", "gpu_memory_utilization": "--gpu-memory-utilization"}
 _OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
 """What decides most of a server, and no endpoint tells."""
 
@@ -51,13 +48,11 @@ def of_process(pid: int) -> Launch:
     except (psutil.AccessDenied, PermissionError) as error:
         hint = "run `specserve convert` as its user"
         raise FactError(f"process {pid} is another user's", hint=hint) from error
-    given = found[0]
     kept = {name: Word(value, _PLACE) for name, value in environ.items() if OF_AN_ENGINE.match(name)}
-    given.env, given.folder, given.is_contained = {**kept, **given.env}, folder, is_contained
-    if left := len(environ) - len(kept):
-        text = f"{left} variables of the process that no engine reads by their names are left out"
-        given.notes.append(Note("", text))
-    return given
+    text = f"{len(environ) - len(kept)} variables that no engine reads, by their names, are left out"
+    given, notes = found[0], [*found[0].notes, Note("", text)]
+    env = {**kept, **given.env}
+    return replace(given, env=env, folder=folder, is_contained=is_contained, notes=notes)
 
 
 def _launched(process: psutil.Process) -> tuple[list[Word], list[Launch]]:
@@ -75,7 +70,9 @@ def of_server(
     for a server that is not vLLM.
     """
     bases = {name: one for name, one in models.items() if not one.get("parent")}
-    if not bases or any(one.get("owned_by") != "vllm" for one in bases.values()):
+    told = [*models, *(str(one.get("root")) for one in models.values())]
+    is_vllms = all(one.get("owned_by") == "vllm" for one in bases.values())
+    if not (bases and is_vllms) or any(text.startswith("-") for text in told):  # it must add no option
         raise UsageError(f"the server at {url} is not vLLM's", hint="`convert` can ask no other server")
     first, about = next(iter(bases.items()))
     root, longest = str(about.get("root") or first), about.get("max_model_len")
@@ -84,13 +81,12 @@ def of_server(
         words += ["--served-model-name", *bases]
     if isinstance(longest, int):
         words += ["--max-model-len", str(longest)]
-    adapters = [f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")]
     where = urlsplit(url)
     if where.port:
         words += ["--port", str(where.port)]
     if where.hostname in ("127.0.0.1", "::1", "localhost"):
         words += ["--host", "127.0.0.1"]  # on what else it listens is not seen from here
-    if adapters:
+    if adapters := [f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")]:
         words += ["--enable-lora", "--lora-modules", *adapters]
     words += _of_cache(text)
     given = Launch("vllm", Word("vllm", _PLACE), version=version)
@@ -113,15 +109,9 @@ def of_server(
 
 def _of_cache(text: str) -> list[str]:
     """The options that the labels of the cache's metric tell."""
-    labels = [dict(_LABEL.findall(info)) for info in _INFO.findall(text)]
-    cache, words = labels[0] if labels else {}, []
-    for name, flag in _OF_CACHE.items():
-        if (value := cache.get(name, "None")) not in ("None", "auto"):
-            words += [flag, value]
+    info = _INFO.search(text)
+    cache = dict(_LABEL.findall(info[1])) if info else {}
+    told = [f"{flag}={cache[name]}" for name, flag in _OF_CACHE.items() if cache.get(name, "auto") != "auto"]
     if cache.get("user_specified_block_size") == "True":
-        words += ["--block-size", cache.get("block_size", "")]
-    if cache.get("enable_prefix_caching") == "False":
-        words.append("--no-enable-prefix-caching")
-    if len({one.get("engine") for one in labels}) > 1:
-        words += ["--data-parallel-size", str(len(labels))]
-    return words
+        told.append(f"--block-size={cache.get('block_size')}")
+    return [*told, "--no-enable-prefix-caching"] if cache.get("enable_prefix_caching") == "False" else told

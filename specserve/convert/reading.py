@@ -11,7 +11,7 @@ from pathlib import Path
 from specserve.convert import translate
 from specserve.convert.arguments import LEFT_OVER, command_settings
 from specserve.convert.containers import containers
-from specserve.convert.host import on_hosts_path
+from specserve.convert.host import with_file_of_arguments
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.options import options
 from specserve.convert.python import ENGINES, launches
@@ -125,19 +125,11 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
 
 def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
     """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
-    readers = {
-        ".py": launches,
-        ".yaml": containers,
-        ".yml": containers,
-        ".json": containers,
-        ".service": units,
-        ".sh": _from_shell,
-    }
+    yamls = dict.fromkeys((".yaml", ".yml", ".json"), containers)
+    readers = {".py": launches, ".service": units, ".sh": _from_shell, **yamls}
     named = readers.get(Path(file).suffix.lower())
-    unit = [units] if _UNIT.search(text) else []
-    python = [launches] if _PYTHON.search(text) else []
-    yaml = [containers] if _YAML.search(text) else []
-    return [named] if named else [*unit, *python, *yaml, _from_shell]
+    likely = ((units, _UNIT), (launches, _PYTHON), (containers, _YAML))
+    return [named] if named else [*(one for one, form in likely if form.search(text)), _from_shell]
 
 
 def _from_shell(text: str, *, file: str) -> list[Launch]:
@@ -150,11 +142,8 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
     `folder`: where relative paths of `--config` begin, unless the start says so itself.
     """
     env = {name: without_placeholder(word) for name, word in given.env.items()}
-    words = [without_placeholder(word) for word in given.words]
-    for at, word in enumerate(words[1:], start=1):
-        if words[at - 1].text == "--config":
-            words[at] = replace(word, text=on_hosts_path(word.text, given.mounts))
-    given = replace(given, words=words, env=env)
+    given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
+    given = with_file_of_arguments(given)
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"

@@ -15,7 +15,7 @@ from specserve.convert.words import Note, Word, placeholder, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError, quoted
 
-_VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)$|(?<!\S)\$(\w+)(?!\S)")
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)$")
 _SPECIFIER = re.compile(r"%(%|[a-zA-Z])")
 _SETUP = ("ExecStartPre", "ExecStartPost", "ExecCondition")
 _READ = ("ExecStart", "Environment", "WorkingDirectory", "EnvironmentFile", *_SETUP)
@@ -35,15 +35,10 @@ def units(text: str, *, file: str) -> list[Launch]:
         for word in _split(line):
             if assigned := ASSIGNMENT.fullmatch(word.text):
                 env[assigned[1]] = Word(_SPECIFIER.sub(_specified, assigned[2]), word.span)
-    notes = [
-        Note(
-            "",
-            f"set-up around the launch is left out: {quoted(word.text)}; `render` cannot do it",
-            word.span.line,
-        )
-        for key in _SETUP
-        for word in said.get(key, [])
-    ]
+    notes = []
+    for word in (word for key in _SETUP for word in said.get(key, [])):
+        text = f"set-up around the launch is left out: {quoted(word.text)}; `render` cannot do it"
+        notes.append(Note("", text, word.span.line))
     for word in said.get("EnvironmentFile", []):
         text = f"the variables in {quoted(word.text.lstrip('-'))} are not read: export them where you start the server"
         notes.append(Note("", text, word.span.line))
@@ -51,7 +46,7 @@ def units(text: str, *, file: str) -> list[Launch]:
     found = []
     for line in said.get("ExecStart", []):
         line = replace(line, text=re.sub(r"^[-@:+!|]*", "", line.text))  # noqa: PLW2901
-        words = [Word(_expanded(word.text, env), word.span) for word in _split(line)]
+        words = [item for word in _split(line) for item in _expanded(word, env)]
         if words:
             around = Launch("vllm", words[0], env=env, notes=notes, left_out=left, folder=folder)
             found += starts(words, around)
@@ -85,14 +80,16 @@ def _split(line: Word) -> list[Word]:
         raise UsageError(f"line {line.span.line} of `{line.span.file}` cannot be read: {error}") from error
 
 
-def _expanded(text: str, env: dict[str, Word]) -> str:
-    """A word with the unit's variables; what another file or the manager sets stays a mark."""
+def _expanded(word: Word, env: dict[str, Word]) -> list[Word]:
+    """A word with the unit's variables: several if it is `$X`. What is set elsewhere stays a mark."""
 
     def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2] or found[3]
+        name = found[1] or found[2]
         return "$" if name is None else env[name].text if name in env else unknown(name)
 
-    return _VARIABLE.sub(value, _SPECIFIER.sub(_specified, text))
+    text = _VARIABLE.sub(value, _SPECIFIER.sub(_specified, word.text))
+    parts = text.split() if re.fullmatch(r"\$\w+", word.text) else [text]
+    return [Word(part, word.span) for part in parts]
 
 
 def _specified(found: re.Match[str]) -> str:

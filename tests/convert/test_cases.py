@@ -164,7 +164,11 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
         0,
         {
             "target": LONG, "speculation": NGRAM, "frontend": {"chat_template": "/opt/vllm/chat.jinja"},
-            "env": {"HF_HOME": "/srv/hf", "VLLM_LOGGING_LEVEL": "DEBUG", "MODEL": "Qwen/Qwen3-8B"},
+            "env": {
+                "HF_HOME": "/srv/hf", "VLLM_LOGGING_LEVEL": "DEBUG", "MODEL": "Qwen/Qwen3-8B",
+                "ARGS": "--seed 1 --max-num-seqs 8",
+            },
+            "engine": {"seed": 1, "max_num_seqs": 8},
         },
         ["the variables in `/etc/vllm.env` are not read", "`/usr/bin/nvidia-smi`", "`User=vllm`"],
     ),

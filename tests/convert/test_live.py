@@ -90,7 +90,7 @@ def test_a_process_is_converted_with_its_environment_and_its_folder(
     }
     assert KEY not in out + err and "hf_abc" not in out + err
     assert f"# Converted from `vllm serve` in process {pid}.\n" in out
-    assert "1 variables of the process that no engine reads" in err
+    assert "variables that no engine reads, by their names, are left out" in err
 
 
 def test_a_process_that_is_no_vllm_names_the_one_beside_it(
@@ -147,6 +147,7 @@ def test_a_server_tells_its_model_and_cache_and_the_rest_is_open(capsys: pytest.
     [
         ({"/v1/models": '{"data": [{"id": "m", "owned_by": "sglang"}]}'}, 2, "is not vLLM's"),
         ({"/v1/models": '{"data": []}'}, 2, "is not vLLM's"),
+        ({"/v1/models": '{"data": [{"id": "--x", "owned_by": "vllm"}]}'}, 2, "is not vLLM's"),
         ({"/v1/models": "[1]"}, 2, "there is no OpenAI API"),
         ({}, 2, "there is no OpenAI API"),
         (

@@ -245,6 +245,8 @@ def test_a_file_of_arguments_in_a_container_is_the_one_that_is_mounted_there(tmp
     )
     (given,) = read(text, file="x.sh", folder=tmp_path)
     assert given.settings["model"].node.value == "a/b" and not given.unresolved
+    (other,) = read(text.replace(":/etc/v.yaml:ro", ":/srv/v.yaml"), file="x.sh", folder=tmp_path)
+    assert "the source's container has its arguments in `/etc/v.yaml`" in other.unresolved[0].message
 
 
 def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
