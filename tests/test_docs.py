@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from specserve.cli.app import _run
 from specserve.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -27,10 +28,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def commands() -> Iterator[tuple[str, frozenset[str]]]:
     """Every `specserve COMMAND --option …` of docs/ci.md."""
-    lines = [
-        line for text in re.findall(r"^```\w+\n(.*?)^```", CI, flags=re.M | re.S) for line in text.split("\n")
-    ]
-    for line in lines:
+    for line in "\n".join(blocks(CI, r"\w+")).split("\n"):
         match = re.search(r"(?:^|[-$:] |run: )specserve (\w+)(.*)", line)
         if match:
             yield match[1], frozenset(re.findall(r"--[a-z-]+", match[2]))
@@ -38,14 +36,9 @@ def commands() -> Iterator[tuple[str, frozenset[str]]]:
 
 @lru_cache
 def help_of(command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "specserve", command, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
+    with redirect_stdout(io.StringIO()) as shown:
+        assert _run([command, "--help"]) == 0
+    return shown.getvalue()
 
 
 def test_every_snippet_for_ci_is_a_yaml_mapping_of_its_kind() -> None:
@@ -117,8 +110,8 @@ def _variables_read(file: Path) -> set[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith((".get", ".pop", ".getenv"))
             and node.args
+            and getattr(node.func, "attr", "") in ("get", "pop", "getenv")
         ):
             place, key = ast.unparse(node.func).rpartition(".")[0], node.args[0]
         elif isinstance(node, ast.Subscript):

@@ -164,10 +164,7 @@ def test_lint_imports_nothing_heavy_and_help_and_plan_no_engine_and_no_client() 
 
 @pytest.mark.parametrize(
     ("words", "position", "offered"),
-    [
-        ("specserve pl", "1", "plan"),
-        ("specserve lint --str", "2", "--strict"),
-    ],
+    [("specserve pl", "1", "plan"), ("specserve lint --str", "2", "--strict")],
 )
 def test_a_shell_can_complete_commands_and_options(
     specserve: Run, words: str, position: str, offered: str

@@ -22,10 +22,7 @@ TEXT = """
     [
         ([], "each of 2 nodes needs a command"),
         (["--node-rank", "0"], ": each node needs the address of node 0"),
-        (
-            ["--node-rank", "2", "--set", "engine.master_addr=10.0.0.1"],
-            "there is no node 2",
-        ),
+        (["--node-rank", "2", "--set", "engine.master_addr=10.0.0.1"], "there is no node 2"),
         (["--node-rank", "1", "--detach"], "`--node-rank` and `--detach` cannot be combined"),
     ],
 )

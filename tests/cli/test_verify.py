@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from specserve.cli.commands import run
 from specserve.errors import SpecserveError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from loopback import Loopback
+from loopback import served
 from model_server import CLOCK, Model, serving
 
 QUICK = ("--temperature", "0")
@@ -200,9 +200,7 @@ def asked(folder: Path, count: int) -> tuple[str, str]:
     return "--prompts", str(file)
 
 
-def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [{"prompt": f"question {number}"} for number in range(20)]
     file.write_text(
@@ -263,35 +261,33 @@ def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...
     assert says in raised.value.message
 
 
-def test_ctrl_c_ends_it_at_once() -> None:
-    model = Model(wait_s=30.0)
-    command = [sys.executable, "-m", "specserve", "verify"]
-    with (
-        serving(model) as url,
-        subprocess.Popen([*command, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
-    ):
-        while not model.requests:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert out == b""
-    assert b"interrupted before there was a verdict" in err
-
-
-def test_ctrl_c_ends_it_while_the_server_does_not_even_tell_its_models() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = [sys.executable, "-m", "specserve", "verify", url]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        connection, _ = silent.accept()
+def interrupted(url: str, began: Callable[[], object]) -> None:
+    """Ctrl-C, when it has begun, ends it at once, without a verdict."""
+    command = [sys.executable, "-m", "specserve", "verify", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        began()
         time.sleep(0.5)  # a signal in the few instructions before Python waits is seen only after the wait
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-        connection.close()
-    assert process.returncode == 130
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, b"")
     assert b"interrupted before there was a verdict" in err  # not that it did not answer in time
+
+
+def test_ctrl_c_ends_it_at_once() -> None:
+    model = Model(wait_s=30.0)
+
+    def asked() -> None:
+        while not model.requests:
+            time.sleep(0.05)
+
+    with serving(model) as url:
+        interrupted(url, asked)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which does not even tell its models
+        connections: list[socket.socket] = []
+        interrupted(
+            f"http://127.0.0.1:{silent.getsockname()[1]}", lambda: connections.append(silent.accept()[0])
+        )
+        connections[0].close()
 
 
 class Rubbish(BaseHTTPRequestHandler):
@@ -329,17 +325,8 @@ class Rubbish(BaseHTTPRequestHandler):
     ],
 )  # fmt: skip
 def test_a_server_that_sends_rubbish_is_an_error_in_words(status: int, body: bytes) -> None:
-    handler = type("Handler", (Rubbish,), {"status": status, "body": body})
-    server = Loopback(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(SpecserveError) as raised:
-            verify(f"http://127.0.0.1:{server.server_address[1]}")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Rubbish, status=status, body=body) as url, pytest.raises(SpecserveError) as raised:
+        verify(url)
     assert raised.value.exit_code == 2
     assert "\x1b" not in raised.value.message
     assert "--url" not in (raised.value.hint or "")

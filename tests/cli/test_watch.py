@@ -16,6 +16,7 @@ import pytest
 
 from specserve.cli.app import _run as run
 from specserve.hardware.host import free_port
+from specserve.measure.watch import watch
 from specserve.serve import records
 from specserve.serve.files import identity
 from specserve.serve.records import Record, boot_id
@@ -78,8 +79,6 @@ def test_one_report_for_programs(url: str, script: Script, capsys: Captured) -> 
 def test_a_line_for_each_reading_in_a_pipe(
     form: str, url: str, script: Script, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specserve.measure.watch import watch
-
     def five(*given: Any, **named: Any) -> Iterator[Any]:
         named["once"] = True  # `watch` alone never ends
         return reports(*given, **named)
@@ -157,8 +156,6 @@ def test_once_waits_for_no_server_that_never_answered(capsys: Captured) -> None:
 def test_once_gives_a_server_that_says_nothing_less_than_5_s(
     script: Script, url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specserve.measure.watch import watch
-
     assert watch._TIMEOUT_S < 5
     monkeypatch.setattr(watch, "_TIMEOUT_S", 0.1)
     script.fault = "silent"
@@ -183,12 +180,11 @@ def test_a_server_that_answered_only_once_is_none(url: str, script: Script, caps
     assert "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extra", ["go_goroutines 12\n", 'sglang:spec_accept_length{model_name="m"} 2.5\n'])
 @pytest.mark.parametrize("options", [(), QUICK])
 def test_a_server_of_another_kind_ends_it(
-    script: Script, url: str, extra: str, options: tuple[str, ...], capsys: Captured
+    script: Script, url: str, options: tuple[str, ...], capsys: Captured
 ) -> None:
-    script.engines, script.extra = [], extra
+    script.engines, script.extra = [], 'sglang:spec_accept_length{model_name="m"} 2.5\n'
     assert run(["watch", url, *options]) == 2
     err = capsys.readouterr().err
     assert "error: the metrics are not vLLM's" in err and "`sglang:spec_accept_length`" in err
@@ -197,23 +193,19 @@ def test_a_server_of_another_kind_ends_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--window", "soon"], "`--window` is not a time: 'soon'"),
-        (["--window", "0s"], "`--window` is 0s, but it must be 1 s to"),
-        (["--profile", "no/such.yaml"], "no/such.yaml"),
+        (["http://h", "--window", "soon"], "`--window` is not a time: 'soon'"),
+        (["http://h", "--window", "0s"], "`--window` is 0s, but it must be 1 s to"),
+        (["http://h", "--profile", "no/such.yaml"], "no/such.yaml"),
+        (["configs/demo.yaml"], "`configs/demo.yaml` is a file, not a server's name or URL"),
+        (["nobody"], "there is no server 'nobody'"),
     ],
 )
 def test_what_cannot_be_meant_ends_before_it_begins(
-    url: str, arguments: list[str], message: str, capsys: Captured
+    arguments: list[str], message: str, capsys: Captured
 ) -> None:
-    assert run(["watch", url, *arguments]) == 2
+    assert run(["watch", *arguments]) == 2
     out, err = capsys.readouterr()
-    assert message in err
-    assert "watching" not in err and out == ""
-
-
-def test_a_profile_is_no_server_and_nobody_waits_for_it(capsys: Captured) -> None:
-    assert run(["watch", "configs/demo.yaml"]) == 2
-    assert "`configs/demo.yaml` is a file, not a server's name or URL" in capsys.readouterr().err
+    assert message in err and "watching" not in err and out == ""
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -234,7 +226,7 @@ def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -
 
 def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script) -> None:
     port = free_port()
-    with started(f"127.0.0.1:{port}") as process:
+    with started(f"127.0.0.1:{port}", "--window", "1s") as process:
         assert process.stdout is not None
         assert "UNSEEN" in process.stdout.readline()
         assert "UNSEEN: nothing listens" in process.stdout.readline()
@@ -251,43 +243,24 @@ def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script
 
 
 def test_nobody_reads_any_more(url: str) -> None:
-    with started(url) as process:
+    with started(url, "--window", "1s") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=30) == 0
 
 
-def detached(
-    url: str,
-    *,
-    name: str = "demo",
-    profile: str = "-",
-    key: str | None = None,
-    drafts: str = "ngram",
-    alternative: str | None = None,
-    settings: tuple[str, ...] = (),
-) -> None:
+def detached(url: str, *, name: str = "demo", profile: str = "-", drafts: str = "ngram", **more: Any) -> None:
     """A detached server's state, of one that answers there."""
+    about = {"alternative": None, "settings": (), "api_key_env": None, **more}
+    here = identity(os.getpid())
     records.write(
         Record(
-            name=name,
-            boot_id=boot_id(),
-            started_at_s=time.time(),
-            log_path="/nowhere",
-            profile=profile,
-            alternative=alternative,
-            settings=settings,
-            url=url,
-            port=int(url.rpartition(":")[2]),
-            drafts=drafts,
-            shutdown_timeout_s=5.0,
-            api_key_env=key,
-            watcher=identity(os.getpid()),
-            leader=identity(os.getpid()),
-            is_ready=True,
+            name=name, boot_id=boot_id(), started_at_s=time.time(), log_path="/nowhere", profile=profile, url=url,
+            port=int(url.rpartition(":")[2]), drafts=drafts, shutdown_timeout_s=5.0, watcher=here, leader=here,
+            is_ready=True, **about,
         )
-    )
+    )  # fmt: skip
 
 
 AT_ONCE = ("--once", "--window", "4s", "--format", "json")
@@ -297,7 +270,7 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     url: str, script: Script, write: Callable[..., Path], capsys: Captured
 ) -> None:
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
-    detached(url, profile=str(file), key="NOT_SET_HERE")
+    detached(url, profile=str(file), api_key_env="NOT_SET_HERE")
     with traffic(script):
         assert run(["watch", *AT_ONCE]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -373,8 +346,3 @@ def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Capture
     with traffic(script):
         assert run(["watch", "demo", *AT_ONCE]) == 0
     assert url in capsys.readouterr().out
-
-
-def test_a_name_that_no_server_has(capsys: Captured) -> None:
-    assert run(["watch", "nobody"]) == 2
-    assert "there is no server 'nobody'" in capsys.readouterr().err

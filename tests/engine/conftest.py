@@ -99,7 +99,7 @@ def tiny_profile(folder: Path, *, port: int, changes: Mapping[str, Mapping[str, 
         "env": {},
     }
     for section, values in (changes or {}).items():
-        sections[section] |= values
+        sections.setdefault(section, {}).update(values)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(sections))
     return path

@@ -40,10 +40,7 @@ def slow(seconds: float) -> Callable[[int], None]:
 def prompts_in(folder: Path) -> str:
     path = folder / "questions.jsonl"
     lines = [
-        {
-            "messages": [{"role": "user", "content": f"measured question {number}"}],
-            "max_tokens": 9,
-        }
+        {"messages": [{"role": "user", "content": f"measured question {number}"}], "max_tokens": 9}
         for number in range(6)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

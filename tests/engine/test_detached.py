@@ -52,16 +52,7 @@ def test_a_server_is_left_and_its_engines_death_is_told_though_vllm_leaves_with_
         server = listed(up)
         try:
             assert server["state"] == "ready"
-            asked = [
-                "ask",
-                "def f(",
-                "--max-tokens",
-                "8",
-                "--temperature",
-                "0",
-                "--server",
-                up.url,
-            ]
+            asked = ["ask", "def f(", "--max-tokens", "8", "--temperature", "0", "--server", up.url]
             assert command(up, *asked).returncode == 0
             processes = members(server)
             engine = next(item for item in processes if "EngineCore" in " ".join(item.cmdline()))

@@ -9,54 +9,25 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from specserve.hardware.host import free_port
-from tests.engine.conftest import ROOT, Up, up_on
+from tests.engine.conftest import Up, tiny_profile, up_on
 from tests.engine.texts import acceptance, demo_prompts, near_ties, write
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
-PROMPTS = [
-    "def __len__(self):",
-    "class Stack:\n    def push(self, item):",
-    "import os\n\ndef walk(",
-    "for key in",
-]
-
-
-def profile_at(folder: Path, *, port: int, master_port: int) -> Path:
-    profile: dict[str, Any] = {
-        "target": {
-            "model": str(ROOT / "demo" / "target"),
-            "dtype": "float32",
-            "max_model_len": 512,
-            "tensor_parallel_size": 2,
-        },
-        "speculation": {
-            "method": "draft_model",
-            "model": str(ROOT / "demo" / "draft"),
-            "num_speculative_tokens": 4,
-        },
-        "engine": {
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": "256M",
-            "max_num_seqs": 8,
-            "master_addr": "127.0.0.1",
-            "master_port": master_port,
-        },
-        "server": {"port": port, "served_model_name": "tiny", "shutdown_timeout_s": 10},
-        "hardware": {"accelerator": "cpu", "nodes": 2},
-    }
-    file = folder / "two.yaml"
-    file.write_text(yaml.safe_dump(profile))
-    return file
 
 
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[tuple[Up, Up]]:
     """Both nodes, up: node 0 answers, node 1 has loaded its share."""
     port = free_port()
-    profile = profile_at(folder, port=port, master_port=free_port())
+    changes: dict[str, dict[str, Any]] = {
+        "target": {"tensor_parallel_size": 2},
+        "engine": {"master_addr": "127.0.0.1", "master_port": free_port()},
+        "server": {"shutdown_timeout_s": 10},
+        "hardware": {"accelerator": "cpu", "nodes": 2},
+    }
+    profile = tiny_profile(folder, port=port, changes=changes)
     cores = sorted(psutil.Process().cpu_affinity())
     with contextlib.ExitStack() as stack:
         nodes = []

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.measure.bench.result import (
-    Cell,
-    Comparison,
-    Figures,
-    Point,
-    Quantiles,
-    Result,
-    VariantInfo,
-)
+from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Quantiles, Result, VariantInfo
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Judged, Kept, Limit, Verdict
 from specserve.metrics.counters import Acceptance

@@ -69,11 +69,7 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
         _HEAD.replace(b"200 OK", b"500 Sorry") + b'\r\n{"error": {"message": "', _forever(b"a ")
     ),
 }
-DRIPS = {
-    "drip": _HEAD + b"\r\n",
-    "header drip": _HEAD + b"X-Slow: ",
-    "stream drip": _EVENTS + b"data: ",
-}
+DRIPS = {"drip": _HEAD + b"\r\n", "header drip": _HEAD + b"X-Slow: ", "stream drip": _EVENTS + b"data: "}
 """Attacks that send a byte now and then after this."""
 
 

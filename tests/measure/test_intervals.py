@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.intervals import (
-    LAUNCH_SPREAD,
-    LogEstimate,
-    RateSample,
-    rate,
-    ratio,
-)
+from specserve.measure.intervals import LAUNCH_SPREAD, LogEstimate, RateSample, rate, ratio
 from specserve.measure.verdict import INCONCLUSIVE, PAYS, needed, verdict
 from tests.measure.simulated import ONE_SERVER_AT_A_TIME, SCENARIOS, Scenario, simulated
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gen_rules import document
+
 from specserve.checks.rules import all_rules
 from specserve.diagnostics import Severity
-from specserve.report.manual import Page, find, manual_text, pages
+from specserve.report.manual import Page, find, listing, manual_text, pages
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
 PAGE = Page(
@@ -63,3 +65,25 @@ def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
 def test_what_cannot_be_silenced_is_not_offered_a_comment() -> None:
     for code in ("SD002", "SD100"):
         assert "cannot be silenced*" in manual_text(find(code)).splitlines()[2]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_list_fits_eighty_columns_and_has_every_code_once() -> None:
+    text = listing(pages().values())
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"^SD\d{3}", text, flags=re.M) == list(pages())
+
+
+def test_the_document_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert text == document(pages().values()), "run scripts/gen_rules.py"
+
+
+def test_every_link_of_the_document_has_its_heading() -> None:
+    text = document(pages().values())
+    anchors = {re.sub(r"[^\w -]", "", line[3:]).lower().replace(" ", "-")
+               for line in text.splitlines() if line.startswith("## ")}  # fmt: skip
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert len(links) == len(pages()) and set(links) <= anchors

@@ -131,11 +131,6 @@ def test_a_table_that_is_too_wide_is_a_list_of_its_rows() -> None:
     columns = [Column("load"), Column("variant", "name"), *(Column(name) for name in "abc")]
     rows = [("1", "x", "1" * 40, "-", "3" * 30), ("1", "y", "", "2", "4" * 30)]
     table = Table(columns, rows, keys=2)
-    assert table.text() == [
-        "  1, x",
-        f"    a {'1' * 40}, c {'3' * 30}",
-        "  1, y",
-        f"    b 2, c {'4' * 30}",
-    ]
+    assert table.text() == ["  1, x", f"    a {'1' * 40}, c {'3' * 30}", "  1, y", f"    b 2, c {'4' * 30}"]
     narrow = Table(columns, [("1", "x", "1", "-", "3"), ("1", "y", "", "2", "4")], keys=2).text()
     assert narrow == ["  load  variant  a  b  c", "     1  x        1  -  3", "        y           2  4"]

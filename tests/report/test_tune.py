@@ -33,12 +33,7 @@ RESULT = TuneResult(
     host={"accelerator": "cpu", "vllm": "0.32.0+cpu"},
     launches=3,
     choice=PAYS,
-    rows=(
-        row(1, 4, 2.1, word="PAYS"),
-        row(1, 5, 2.0),
-        row(8, 2, 1.1),
-        row(8, 4, 0.9, word="COSTS"),
-    ),
+    rows=(row(1, 4, 2.1, word="PAYS"), row(1, 5, 2.0), row(8, 2, 1.1), row(8, 4, 0.9, word="COSTS")),
     missing=("K = 8: out of memory \x1b[2J<blink>",),
 )
 

@@ -44,8 +44,7 @@ RIGHT = Verification(
     url="http://127.0.0.1:8000",
     model="demo",
     verdict=verdict_of(
-        LOSSLESS,
-        "more than 0.3 % wrong tokens at T = 0; a temperature wrong by more than 2.4 % at T = 0.7",
+        LOSSLESS, "more than 0.3 % wrong tokens at T = 0; a temperature wrong by more than 2.4 % at T = 0.7"
     ),
     has_failed=False,
     elapsed_s=31.2,

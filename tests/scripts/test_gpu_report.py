@@ -15,7 +15,6 @@ from typing import Any
 
 import gpu_report
 import pytest
-import typer
 import yaml
 from gpu_report import Json, Server, Session, Step
 
@@ -55,16 +54,6 @@ def test_every_command_is_one_that_its_program_takes(machine: Json, tmp_path: Pa
                 [sys.executable, *words, "--check"], capture_output=True, text=True, check=False
             )
             assert (run.returncode, "missing" in run.stderr) == (1, True), run.stderr
-
-
-def test_an_option_that_a_command_lacks_is_seen() -> None:
-    for name, word in (
-        ("tune", "--no-check"),
-        ("ask", "--uri=x"),
-        ("bench", "--alternatives=none"),
-    ):
-        with pytest.raises(typer.BadParameter.__base__, match="No such option"):  # type: ignore[arg-type]
-            LazyGroup().get_command(None, name).make_context(name, ["p.yaml", word])
 
 
 def test_steps_are_those_named_in_that_order(tmp_path: Path) -> None:

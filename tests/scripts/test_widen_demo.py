@@ -45,7 +45,7 @@ def logits(folder: Path, *, dtype: Any) -> Any:
     lines = (ROOT / "demo" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines]
     with torch.inference_mode():
-        return [model(**tokenizer(prompt, return_tensors="pt")).logits for prompt in prompts[::16]]
+        return [model(**tokenizer(prompt, return_tensors="pt")).logits for prompt in prompts[::32]]
 
 
 # a library may split a longer sum into other partial sums: the zeros change nothing but the rounding
@@ -55,7 +55,7 @@ def test_the_widened_target_gives_the_logits_of_the_small_one(
 ) -> None:
     kind = getattr(torch, dtype)
     small, large = logits(TARGET, dtype=kind), logits(wide, dtype=kind)
-    assert len(small) == 4
+    assert len(small) == 2
     for one, other in zip(small, large, strict=True):
         assert one.std() > 0.5  # a trained model, not a constant
         assert (one - other).abs().max() <= rounding

@@ -48,9 +48,7 @@ def finding(text: str, severity: Severity = Severity.ERROR) -> Finding:
 
 def report(text: str) -> Report:
     return Report(
-        findings=(finding(text),),
-        suppressed=0,
-        skipped=(Skipped("p.yaml", "models", text, "offline"),),
+        findings=(finding(text),), suppressed=0, skipped=(Skipped("p.yaml", "models", text, "offline"),)
     )
 
 

@@ -139,8 +139,7 @@ LLM(model="org/m", max_num_batched_tokens=8192, hf_token="{word}", additional_co
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "left_out"),
-    [("compose.yaml", COMPOSE, 4), ("run.sh", SHELL, 5), ("run.py", PYTHON, 2)],
+    ("name", "text", "left_out"), [("compose.yaml", COMPOSE, 4), ("run.sh", SHELL, 5), ("run.py", PYTHON, 2)]
 )
 def test_convert_writes_no_secret(
     name: str, text: str, left_out: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

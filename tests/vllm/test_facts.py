@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from quotes import is_shown
+from quotes import Quote, is_shown, quotes
 
 from specserve.vllm import facts
 from specserve.vllm.facts import SHOWN, at, minor
@@ -27,3 +27,21 @@ def test_the_installed_vllm_shows_the_fact(name: str) -> None:
     vllm = installed()
     assert vllm is not None
     assert is_shown(name, vllm.version, vllm.package)
+
+
+QUOTES = list(quotes())
+
+
+def test_every_quote_is_of_known_versions() -> None:
+    assert len(QUOTES) > 40
+    for quote in QUOTES:
+        assert {quote.first, quote.last} <= {None, *known_versions()}, quote
+        assert any(quote.is_for(version) for version in known_versions()), quote
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{quote.by}-{quote.file}")
+def test_the_installed_vllm_has_the_quoted_line(quote: Quote) -> None:
+    vllm = installed()
+    assert vllm is not None
+    assert quote.is_in(vllm.package) or not quote.is_for(vllm.version)

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import UsageError
 from specserve.vllm import versions
-from specserve.vllm.versions import (
-    Installed,
-    contains,
-    in_range,
-    judged_versions,
-    known_versions,
-    table,
-)
+from specserve.vllm.versions import Installed, contains, in_range, judged_versions, known_versions, table
 
 VERSIONS = known_versions()
 
@@ -176,12 +169,7 @@ def install(directory: Path, *, distribution: str, version: str) -> None:
     ],
 )
 def test_the_installed_vllm_is_found_without_importing_it(
-    fresh: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    distribution: str,
-    version: str,
-    seen: str,
-    platform: str,
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, distribution: str, version: str, seen: str, platform: str
 ) -> None:
     install(fresh / "site", distribution=distribution, version=version)
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
@@ -191,12 +179,11 @@ def test_the_installed_vllm_is_found_without_importing_it(
     assert "vllm" not in sys.modules
 
 
-def test_without_vllm_there_is_no_installed_version(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_or_with_a_mere_folder_of_its_name_there_is_no_installed_version(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [str(fresh)])
     assert versions.installed() is None
-
-
-def test_a_directory_named_vllm_is_not_an_installation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "vllm").mkdir()
-    monkeypatch.setattr(sys, "path", [str(fresh)])
+    versions.installed.cache_clear()
     assert versions.installed() is None

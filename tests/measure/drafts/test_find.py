@@ -10,8 +10,9 @@ import pytest
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.measure.drafts import find_drafts
-from specserve.models.drafts import Source
+from specserve.measure.drafts import add_alternatives, find_drafts
+from specserve.models.drafts import Source, catalogue
+from specserve.profile.load import load_profile
 from tests.models.tiny import CONFIG, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -98,3 +99,17 @@ def test_a_hub_that_does_not_answer_is_an_error(tmp_path: Path, hub: HubServer) 
     hub.close()
     with pytest.raises(FactError):
         find_drafts("org/target", online=True)
+
+
+@pytest.mark.parametrize("target", sorted({entry.target for entry in catalogue()}))
+def test_no_rule_refuses_a_draft_for_its_own_target_and_each_can_be_written(
+    target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"target: {{model: {target}}}\n")
+    found = find_drafts(str(file))
+    assert found.drafts and not any(each.is_refused for each in found.drafts)
+    drafts = [each.draft for each in found.drafts]
+    places = add_alternatives(str(file), [draft.model or draft.method for draft in drafts], found=found)
+    written = load_profile(file).alternatives
+    assert [written[place.partition(".")[2]].method for place in places] == [each.method for each in drafts]

@@ -78,19 +78,15 @@ ROOT = Path(__file__).parents[3]
 def demo() -> Callable[[int, int], float]:
     """Step times of the demo as a sweep measured them, every K on a server of its own."""
     points = json.loads((ROOT / "tests/data/demo_sweep.json").read_text("utf-8"))["points"]
-    plain = {
-        row["concurrency"]: row["output_tokens_per_s"]
-        for row in points
-        if (row["workload"], row["num_speculative_tokens"]) == ("code", 0)
-    }
-    known = {
-        (row["concurrency"], k): row["concurrency"]
-        * acceptance_length(0.8, tokens=k)
-        / (plain[row["concurrency"]] * row["speedup"])
-        for row in points
-        if row["workload"] == "all"
-        for k in [row["num_speculative_tokens"]]
-    }
+    plain, known = {}, {}
+    for row in points:
+        load, k = row["concurrency"], row["num_speculative_tokens"]
+        if (row["workload"], k) == ("code", 0):
+            plain[load] = row["output_tokens_per_s"]
+    for row in points:
+        load, k = row["concurrency"], row["num_speculative_tokens"]
+        if row["workload"] == "all":
+            known[load, k] = load * acceptance_length(0.8, tokens=k) / (plain[load] * row["speedup"])
 
     def step_s(batch: int, tokens: int) -> float:
         low = max(load for load in (1, 2, 4, 8) if load <= batch)
@@ -118,9 +114,7 @@ UNDER_LOAD = affine(d=0.02, knee=32, slope=0.15)
 """Drafts cost little; from 32 verified tokens on, each costs much."""
 
 
-def test_a_schedule_is_chosen_if_it_was_measured_to_beat_one_k_at_its_threshold(
-    command: Command,
-) -> None:
+def test_a_schedule_is_chosen_if_it_was_measured_to_beat_one_k_at_its_threshold(command: Command) -> None:
     world = World(UNDER_LOAD, chance=0.85, every=prompts(48))
     found = command.on(world)("-c", "1,16", "--budget", "3h", "--write")
     setting = found["choice"]["setting"]
@@ -159,9 +153,10 @@ def test_no_schedule_is_launched_if_the_intervals_of_two_k_overlap(command: Comm
     assert {point.concurrency for _, point in world.sent} == {1, 16}
 
 
-@pytest.mark.parametrize("budget_s", [20, 60, 90, 130, 200, 300])
-@pytest.mark.parametrize("start_s", [10.0, 30.0, 45.0])
 @pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("budget_s", "start_s"), [(20, 10.0), (60, 45.0), (90, 30.0), (130, 45.0), (200, 10.0), (300, 30.0)]
+)
 def test_a_tune_ends_with_its_budget_and_says_what_is_missing(
     command: Command, budget_s: int, start_s: float, together: bool
 ) -> None:
@@ -203,7 +198,7 @@ def test_a_complete_run_is_shown_again_also_after_its_choice_was_written(command
     assert world.started == []
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 16, 20])
+@pytest.mark.parametrize("after", [0, 5, 20])
 @pytest.mark.parametrize("together", [False, True])
 def test_an_interrupted_tune_leaves_no_server_and_measures_nothing_twice(
     command: Command, after: int, together: bool
@@ -227,21 +222,14 @@ def test_what_runs_when_the_budget_ends_is_broken_off_and_named(command: Command
     assert found["choice"]["verdict"]["word"] == "PAYS" and world.running == []
 
 
-def test_a_launch_that_fails_leaves_the_others_their_time(command: Command) -> None:
+def test_a_launch_that_fails_leaves_the_others_their_time_and_the_best_of_them_is_chosen(
+    command: Command,
+) -> None:
     world = World(affine(), broken={"k8"})
     found = command.on(world)("-c", "1", "--budget", "10m")
     assert [name for name, _ in world.sent].count("k4") >= 8
     assert found["choice"]["setting"]["tokens"] <= 4
     assert "K = 8: out of memory" in found["missing"]
-
-
-def test_if_the_best_k_does_not_start_the_best_of_the_others_is_chosen(command: Command) -> None:
-    sound = command.on(World(affine(d=0.15)))("-c", "1")["choice"]["setting"]["tokens"]
-    command.profile.write_text(PROFILE.replace("big", "other"))
-    world = World(affine(d=0.15), broken={f"k{sound}"})
-    found = command.on(world)("-c", "1")
-    assert found["choice"]["setting"]["tokens"] != sound
-    assert f"K = {sound}: out of memory" in found["missing"]
 
 
 def test_nothing_that_starts_is_an_error(command: Command) -> None:
@@ -282,9 +270,7 @@ def test_a_noisy_cell_is_measured_again(command: Command) -> None:
     assert rounds[0] < 12 and rounds[1] == 16
 
 
-def test_of_a_server_that_does_not_report_its_steps_only_what_was_launched_counts(
-    command: Command,
-) -> None:
+def test_of_a_server_that_does_not_report_its_steps_only_what_was_launched_counts(command: Command) -> None:
     world = World(affine(), reports_steps=False)
     found = command.on(world)("-c", "1")
     assert {row["num_speculative_tokens"] for row in found["rows"]} == {8}

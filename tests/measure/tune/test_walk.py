@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.blocks import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.choose import (
-    Steps,
-    acceptance_length,
-    beats,
-    best,
-    rows,
-    steps_of,
-)
+from specserve.measure.tune.choose import Steps, acceptance_length, beats, best, rows, steps_of
 from specserve.measure.tune.plan import Setting
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specserve.errors import TrafficError
+from specserve.measure.verify.run import load_prompts
 from specserve.measure.verify.session import positions, results_of
 
 
@@ -78,3 +79,11 @@ def test_what_a_tick_raises_ends_it_though_a_job_hangs() -> None:
         list(results_of([hangs.wait], concurrency=1, on_tick=stop))
     hangs.set()
     assert time.monotonic() - began < 60
+
+
+def test_the_prompts_that_ship_are_of_various_kinds_and_short() -> None:
+    found = load_prompts()
+    assert len({one.id for one in found}) == 28
+    kinds = {one.id.partition("-")[0] for one in found}
+    assert {"chat", "code", "json", "translate", "story", "copy"} <= kinds
+    assert max(len(one.content) for one in found) < 400

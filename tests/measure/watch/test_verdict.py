@@ -90,20 +90,6 @@ def test_the_state_is_the_first_that_applies(parts: list[Reading], state: str, s
 
 
 class TestPromises:
-    def test_are_kept_missed_or_open_by_the_whole_interval(self, profile: MakeProfile) -> None:
-        parts = readings(*(gain(shares=(0.8, 0.6, 0.4 + 0.2 * (number % 2), 0.4)) for number in range(12)))
-        length = figures(parts).mean_acceptance_length
-        assert length is not None
-        for promised, state, words in (
-            (length.low - 0.01, "STEADY", "; promises kept: 1"),
-            (length.high + 0.01, "MISSED", "/p.yaml:"),
-            (3.31, "UNDECIDED", "/p.yaml:3:39): use a longer `--window`"),
-        ):
-            text = f"\nexpect: [{{min_mean_acceptance_length: {promised}}}]"
-            verdict = judged(parts, profile(text))
-            assert (verdict.word, words in verdict.sentence) == (state, True)
-            assert "3.30 (95 %: 3." in verdict.sentence
-
     def test_of_time_are_held_against_what_the_buckets_can_tell(self, profile: MakeProfile) -> None:
         def kept(*counts: int) -> Kept:
             observed = Histogram(dict(zip((0.1, 0.5, float("inf")), counts, strict=True)))

@@ -99,8 +99,7 @@ class TestInterval:
 
     @given(
         st.lists(
-            st.tuples(st.integers(0, 60), st.lists(st.floats(0, 1), min_size=4, max_size=4)),
-            max_size=15,
+            st.tuples(st.integers(0, 60), st.lists(st.floats(0, 1), min_size=4, max_size=4)), max_size=15
         )
     )
     @example([(40, [0.0] * 4), (50, [0.0] * 4), (50, [0.0] * 4), (60, [0.0, 0.0, 0.0, 1.0])])

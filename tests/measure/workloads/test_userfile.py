@@ -142,10 +142,7 @@ def test_a_users_prompt_is_never_cut_but_left_out_if_its_answer_does_not_fit(tmp
         {"prompt": "v" * 990, "max_tokens": 9},
     )
     workload = load(file, max_model_len=512)
-    assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [
-        ("x", 256),
-        ("v", 9),
-    ]
+    assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [("x", 256), ("v", 9)]
     assert workload.remarks == ("2 of 4 prompts were left out to fit max_model_len 512",)
     assert [item.content[0] for item in load(file, max_model_len=512, max_tokens=100).prompts] == [
         "x",
