@@ -51,6 +51,8 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         services = {"stage": stage, **services}
     content = {"name": made.name, "services": services, "volumes": {"home": {}}}
     before = [] if made.is_cpu else ["Needs the NVIDIA Container Toolkit."]
+    sources = ", ".join(f"`{seen_from(mount.path, folder)}`" for mount in made.mounts)
+    before += [f"Needs {sources}, seen from this folder."] if made.mounts else []
     before += [f"export {name}=…" for name in made.secrets.values()]
     before += ["export HF_TOKEN=… (for gated models)"] if made.downloads else []
     head = "\n".join([made.head, "", *before, "docker compose up --wait"])
@@ -74,7 +76,7 @@ def _server(made: Deployment, folder: str) -> Service:
     health = f"{made.scheme}://127.0.0.1:{made.plan.port}/health"
     ask = ["curl", "--fail", "--silent", "--show-error", "--max-time", "5", *insecure, health]
     service = {
-        "image": made.image.commented,
+        "image": made.image.reference,
         "labels": {"specserve.fingerprint": made.plan.fingerprint[:16]},
         "entrypoint": list(made.plan.argv[:2]),
         "command": list(made.plan.argv[2:]),

@@ -89,17 +89,6 @@ class Image:
     home: str
     """On a volume that lasts: for models of the Hub and what vLLM, torch and Triton compile."""
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it is named by its digest."""
-        return "@sha256:" in self.reference
-
-    @property
-    def commented(self) -> str | Commented:
-        """The reference, with what to do about a tag."""
-        note = "a tag can move: `--image …@sha256:…` pins it"
-        return self.reference if self.is_pinned else Commented(note, self.reference)
-
 
 @dataclass(frozen=True, slots=True)
 class Canary:

@@ -117,7 +117,7 @@ def _container(name: str, made: Deployment, command: list[str]) -> Object:
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
     return {
         "name": name,
-        "image": made.image.commented,
+        "image": made.image.reference,
         "imagePullPolicy": "IfNotPresent",
         "command": literal(command),
         "securityContext": {

@@ -30,14 +30,19 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     for key, value in made.profile.frontend.items():
         if value is not None:
             kwargs[key] = jsonable(value)
-    kwargs["distributed_executor_backend"] = "ray"
+    kwargs = _mounted(kwargs) | {"distributed_executor_backend": "ray"}
+    if adapters := kwargs.get("lora_modules"):
+        kwargs["lora_modules"] = [
+            one.replace("=./", f"={MODELS}/", 1) if isinstance(one, str) else one
+            for one in adapters
+        ]
     alone = {"min_replicas": 1, "max_replicas": 1}
     config: dict[str, Any] = {
         "model_loading_config": {
             "model_id": made.plan.model,
             "model_source": _mounted(made.profile.target.model),
         },
-        "engine_kwargs": _mounted(kwargs),
+        "engine_kwargs": kwargs,
         "deployment_config": {
             "autoscaling_config": Commented("Ray adds replicas where requests wait", alone),
             "graceful_shutdown_timeout_s": made.grace_s,

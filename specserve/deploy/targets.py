@@ -105,7 +105,7 @@ def caveats(made: Deployment, target: str) -> Iterator[str]:
     """What the files rest on that a profile, a lock or an option would fix, one line each."""
     if made.corrupts_text and target != "sglang":
         yield f"warning: {CORRUPTED_TEXT}"
-    if target in ("compose", "kubernetes") and not made.image.is_pinned:
+    if target in ("compose", "kubernetes") and "@sha256:" not in made.image.reference:
         yield f"note: `{made.image.reference}` can move; `--image …@sha256:…` pins it"
     if target == "sglang":
         yield "note: specserve has never started SGLang, and checks its options by the source alone"

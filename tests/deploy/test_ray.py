@@ -33,7 +33,13 @@ def test_paths_are_those_of_the_nodes(demo: Deployment) -> None:
 
 def test_the_servers_arguments_and_environment_go_along() -> None:
     config = config_of(
-        made_of(LLAMA, "frontend.enable_auto_tool_choice=true", "env.VLLM_LOGGING_LEVEL=DEBUG")
+        made_of(
+            LLAMA,
+            "frontend.enable_auto_tool_choice=true",
+            "env.VLLM_LOGGING_LEVEL=DEBUG",
+            'frontend.lora_modules=["sql=/data/sql", "org=org/one"]',
+        )
     )
+    assert config["engine_kwargs"]["lora_modules"] == ["sql=/models/sql", "org=org/one"]
     assert config["engine_kwargs"]["enable_auto_tool_choice"] is True
     assert config["runtime_env"] == {"env_vars": {"VLLM_LOGGING_LEVEL": "DEBUG"}}
