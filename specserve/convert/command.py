@@ -19,15 +19,15 @@ from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.plan.replacements import ARGUMENTS
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, Key, kind_of
+from specserve.profile.keys import BLOCK_KEYS, Key, kind_of
 from specserve.profile.load import MAKERS, absolute_paths, apply
 from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
-from specserve.profile.validate import name_of, read_profile
+from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
-from specserve.vllm.arguments import VllmTable
+from specserve.vllm.arguments import VllmTable, flag_of
 from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import newest, newest_in, table
 
@@ -91,13 +91,8 @@ def profile_of(
     place = start.start.span
     if asked not in _LAUNCH and not given.keys() & {"host", "uds", "headless"}:
         sections.setdefault("server", {})["host"] = Node("0.0.0.0", place, key=place)  # noqa: S104
-    tree = as_tree(sections, block, place)
-    model = sections["target"].get("model")
-    if model and isinstance(model.value, str):
-        last = model.value.rstrip("/").rpartition("/")[2]
-        name = Node(name_of(f"{last}.x"), model.span)
-        tree = replace(tree, value={**(tree.mapping or {}), "name": name})
-    tree = apply(absolute_paths(tree, folder=folder), settings)
+    tree = absolute_paths(as_tree(sections, block, place), folder=folder)
+    tree = apply(tree, settings)
     profile, more = read_profile(tree, file=COMMAND)
     if profile:
         judged = table(newest_in(profile.vllm))
@@ -119,8 +114,9 @@ def _unknown(settings: Sequence[Setting], known: Collection[str]) -> list[Findin
     removed = [setting for setting in settings if setting.name in ARGUMENTS]
     for setting in settings:
         if setting not in removed:
+            guess = did_you_mean(setting.name, known)
+            help = f"did you mean `{flag_of(guess)}`?" if guess else None
             text = f"vLLM has no option {quoted(setting.written)}"
-            help = advice(setting.name, known)
             found.append(finding("SD102", text, setting.place, help=help))
     if removed:
         text = f"vLLM no longer has {', '.join(f'`{setting.written}`' for setting in removed)}"
@@ -128,15 +124,6 @@ def _unknown(settings: Sequence[Setting], known: Collection[str]) -> list[Findin
         related = tuple(Related(setting.place, "nor this one") for setting in removed[1:])
         found.append(finding("SD102", text, removed[0].place, help=help, related=related))
     return found
-
-
-def advice(name: str, known: Collection[str]) -> str | None:
-    """What to write in place of an argument that no vLLM has any more, or never had."""
-    old = ARGUMENTS.get(name)
-    if old is None:
-        guess = did_you_mean(name, known)
-        return f"did you mean `--{guess.replace('_', '-')}`?" if guess else None
-    return old.why if old.now else f"leave it out: {old.why}"
 
 
 def profile_sections(
@@ -243,10 +230,6 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
     if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
     takes = BLOCK_KEYS.get(name or "", {})
-    for key in [key for key in keys if takes and key not in takes and key in EVERY_KEY]:
-        node = keys.pop(key)
-        text, place = f"`{key}` has no effect with `{name}`", node.key or node.span
-        found.append(finding("SD006", text, place, Severity.WARNING, help="leave it out"))
     return replace(config, value={key: _typed(takes.get(key), node) for key, node in keys.items()})
 
 

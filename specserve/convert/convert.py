@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting
 from specserve.convert.command import as_tree, profile_sections
-from specserve.convert.host import count_of, on_host, set_hardware
+from specserve.convert.host import on_host, set_hardware
 from specserve.convert.launch import Launch
 from specserve.convert.translate import translated
 from specserve.convert.words import (
@@ -23,9 +24,8 @@ from specserve.convert.words import (
 )
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
-from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.profile.schema import ENV_NAME, Profile, Server
+from specserve.profile.schema import ENV_NAME, Server
 from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
@@ -37,9 +37,6 @@ FILE = "<profile>"
 """The name of a profile that is not written yet."""
 OPEN_MARK = "TODO"
 """How the comment begins that stands in the place of a value that the source does not say."""
-_ROUNDS = 5
-_Removed = list[tuple[str, str, Node]]
-"""The path, the key and the value of what is taken out of a tree."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = [
     "sh",
@@ -54,9 +51,6 @@ _PROGRAMS = [
     "env",
     "sudo",
 ]
-_BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
-_KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
-"""What is never cut: the target, and what makes a block of speculation."""
 _ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
 _SGLANG_PORT = 30_000
@@ -87,8 +81,9 @@ def converted(given: Launch, *, origin: str) -> Converted:
     given = on_host(translated(given, table=known), known)
     notes += given.notes
     found: list[Finding] = []
-    tree = _complete(_tree(given, known, notes), notes, found)
-    tree, profile = _cured(tree, known, notes)
+    tree = _tree(given, known, notes)
+    tree = _complete(tree, notes, found) or tree
+    profile, _ = read_profile(tree, file=FILE)
     there = {path for path, _ in tree.walk()}
     for at, item in enumerate(given.unresolved):
         path = item.span.path
@@ -98,10 +93,10 @@ def converted(given: Launch, *, origin: str) -> Converted:
     notes.sort(key=lambda note: note.line or sys.maxsize)
     line = f", line {given.place.line}" if given.place.line > 1 else ""
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
-    if profile:
-        added = launch(profile, table=known, platform="cuda").added
+    with suppress(UsageError):  # of what this vLLM refuses, which `lint` reports
+        added = launch(profile, table=known, platform="cuda").added if profile else ()
         words = ", ".join(f"`{item.key}`" for item in added if item.key != "--host")
-        head.append(f"A launch adds {words}: see `specserve plan`.")
+        head += [f"A launch adds {words}: see `specserve plan`."] if words else []
     said = [(note.path, note.text) for note in notes]
     for item in found:
         text = f"{item.message}; {item.help}" if item.help else item.message
@@ -155,7 +150,6 @@ def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
         text = "`--headless` is left out: it starts a worker that answers no requests; "
         text += "convert the first node's command"
         notes.append(Note("", text, headless.place.line))
-    block = block and _match_draft_size(block, sections["target"], notes)
     return as_tree(sections, block, given.place)
 
 
@@ -185,22 +179,6 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
     return kept
 
 
-def _match_draft_size(block: Node, target: Mapping[str, Node], notes: list[Note]) -> Node:
-    """Without the size of a draft that is not split like its target, which vLLM refuses."""
-    keys = dict(block.mapping or {})
-    size, wanted = (
-        keys.get("draft_tensor_parallel_size"),
-        count_of(target.get("tensor_parallel_size")),
-    )
-    if size is None or size.value == wanted:
-        return block
-    del keys["draft_tensor_parallel_size"]
-    notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
-    text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its"
-    notes.append(Note("speculation", f"{text} target, here {wanted}", size.span.line))
-    return replace(block, value=keys)
-
-
 def _keep_on_loopback(
     server: dict[str, Node], given: Launch, settings: Mapping[str, Setting]
 ) -> Iterator[Note]:
@@ -222,79 +200,37 @@ def _keep_on_loopback(
         yield Note("server.host", text, line)
 
 
-def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
-    """The tree without secrets, which are noted, and what the source leaves open: an error."""
-    removed: _Removed = []
-    tree = _without(tree, _is_open_or_secret, removed) or tree
-    for path, key, node in removed:
-        text = str(node.value) if isinstance(node.value, str) else key
-        if looks_secret(key) or holds_a_secret(key, text):
-            notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
-        else:
-            reads = quoted(_harmless(text), LONGEST_SHOWN)
-            message = f"the source does not say `{_harmless(path)}`: it reads {reads}"
-            span = replace(node.span, path=path.partition("[")[0])
-            found.append(finding("SD105", message, span, help="write its value"))
-    texts = (node.value for _, node in tree.walk() if isinstance(node.value, str))
-    if any(text.startswith(("./", "../")) for text in texts):
-        text = "paths that start with `./` or `../` are relative to the profile's own folder"
-        notes.append(Note("", text))
-    return tree
-
-
-def _is_open_or_secret(path: str, key: str, node: Node) -> bool:
-    """Whether a value or its key is a secret or left open, or a model a program or a number."""
-    if isinstance(node.value, str) and (holds_a_secret(key, node.value) or unresolved(node.value)):
-        return True
-    if looks_secret(key) or unresolved(key):
-        return True
-    is_program = node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
-    return path == "target.model" and is_program
-
-
-def _without(
-    node: Node,
-    wrong: Callable[[str, str, Node], bool],
-    removed: _Removed,
-    path: str = "",
-    key: str = "",
+def _complete(
+    node: Node, notes: list[Note], found: list[Finding], path: str = "", key: str = ""
 ) -> Node | None:
-    """The tree without the values that are wrong by path, key and value, and empty holders."""
-    if wrong(path, key, node):
-        removed.append((path, key, node))
+    """The tree without secrets, which are noted, and what the source leaves open: an error."""
+    text = node.value if isinstance(node.value, str) else ""
+    if looks_secret(key) or (text and holds_a_secret(key, text)):
+        notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         return None
+    is_model = path == "target.model"
+    is_program = text in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
+    is_open = unresolved(text) or unresolved(key) or not key.isprintable()
+    if is_open or (is_model and is_program):
+        reads = quoted(_harmless(text or str(node.value or key)), LONGEST_SHOWN)
+        message = f"the source does not say `{_harmless(path)}`: it reads {reads}"
+        span = replace(node.span, path=path.partition("[")[0])
+        found.append(finding("SD105", message, span, help="write its value"))
+        return None
+    if text.startswith(("./", "../")):
+        text = "paths that start with `./` or `../` are relative to the profile's own folder"
+        notes += [] if any(note.text == text for note in notes) else [Note("", text)]
     if isinstance(node.value, list):
-        cleaned = (_without(item, wrong, removed, f"{path}[]", key) for item in node.value)
+        cleaned = (_complete(item, notes, found, f"{path}[]", key) for item in node.value)
         items = [item for item in cleaned if item]
         return replace(node, value=items) if items or not node.value else None
     if node.mapping is None:
         return node
     kept: dict[str, Node] = {}
     for name, child in node.mapping.items():
-        if clean := _without(child, wrong, removed, f"{path}.{name}" if path else name, name):
+        if clean := _complete(child, notes, found, f"{path}.{name}" if path else name, name):
             kept[name] = clean
     return replace(node, value=kept) if kept or not node.mapping or not path else None
-
-
-def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:
-    """The tree without what no profile, or this vLLM, would take, each noted.
-
-    The profile is None if an error is left.
-    """
-    for _ in range(_ROUNDS):
-        profile, findings = read_profile(tree, file=FILE)
-        wrong = [(item.span.path, item.message, item.span) for item in findings]
-        if profile and not findings:
-            refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
-            wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
-        cut = {path.partition("[")[0]: (why, span) for path, why, span in wrong if path not in _KEPT}
-        if not cut:
-            return tree, None if wrong else profile
-        removed: _Removed = []
-        tree = _without(tree, lambda path, _key, _node: path in cut, removed) or tree  # noqa: B023
-        for path, _, _ in removed:
-            notes.append(Note("", f"`{path}` is left out: {cut[path][0]}", cut[path][1].line))
-    return tree, None
 
 
 def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:

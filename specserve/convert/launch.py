@@ -121,12 +121,6 @@ class Launch:
         """Whether this is an engine in a Python program, which has no port."""
         return self.start.text.endswith("(…)")
 
-    def is_same(self, other: Launch) -> bool:
-        """Whether another start differs in nothing, such as one in a loop that starts it again."""
-        texts = [word.text for word in self.words] == [word.text for word in other.words]
-        mine, theirs = ({key: word.text for key, word in one.env.items()} for one in (self, other))
-        return texts and mine == theirs and self.image == other.image
-
 
 def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int = 0) -> list[Launch]:
     """Every engine that one command starts: several if it is a shell with a script.
@@ -181,7 +175,7 @@ def script_starts(
         inner.name = command.function or here.name
         inner.condition = command.condition or here.condition
         inside = starts(command.words, inner, nested=nested + 1)
-        found += [item for item in inside if not any(map(item.is_same, found))]
+        found += inside
         programs = (word.text for word in command.words if not ASSIGNMENT.fullmatch(word.text))
         first = next(programs, "echo").rpartition("/")[2]
         if not inside and not _CHANGES_NOTHING.fullmatch(first):

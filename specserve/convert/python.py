@@ -192,52 +192,30 @@ class PythonSource:
                 return None if isinstance(value, str) and unresolved(value) else bool(value)
         return None
 
-    def grown(self, node: ast.expr, name: str) -> Iterator[tuple[list[Any], str, ast.expr]]:
-        """What the statements behind `name = [ … ]` add to the list, each with its condition."""
+    def grown(self, node: ast.expr, name: str) -> Iterator[tuple[list[Any], ast.expr]]:
+        """What the lines beside `name = [ … ]` add to the list, and a mark for what others do."""
         scope = self.scopes[node]
+        left = self.set_times[scope, name] - 1
         holder = scope if isinstance(scope, _Function) else next(iter(self.scopes))
-        base: str | None = None
-        for statement, condition in self._statements(getattr(holder, "body", []), ""):
-            match statement:
-                case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is node:
-                    base = condition
-                    continue
+        blocks = [getattr(one, key, []) for one in ast.walk(holder) for key in ("body", "orelse")]
+        lines = [[*block] for block in blocks if isinstance(block, list)]
+        beside = next((one for one in lines if any(getattr(x, "value", 0) is node for x in one)), [])
+        while beside and getattr(beside.pop(0), "value", None) is not node:
+            pass
+        for line in beside:
+            match line:
                 case ast.AugAssign(target=ast.Name(id=target), value=added) if target == name:
                     items = self.value(added)
                 case ast.Expr(
-                    value=ast.Call(
-                        func=ast.Attribute(value=ast.Name(id=target), attr="append" | "extend" as how),
-                        args=[added],
-                    )
-                ) if target == name:
+                    value=ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr=how), args=[added])
+                ) if target == name and how in ("append", "extend"):
                     items = self.value(added) if how == "extend" else [self.value(added)]
-                case ast.Assign(targets=[ast.Name(id=target)]) if target == name and base is not None:
-                    return
                 case _:
                     continue
-            if base is not None:
-                said = condition.removeprefix(base).removeprefix(" and ")
-                yield items if isinstance(items, list) else [items], said, added
-
-    def _statements(self, body: list[ast.stmt], condition: str) -> Iterator[tuple[ast.stmt, str]]:
-        """The statements of a function in order, each with the conditions that it stands under."""
-        for statement in body:
-            yield statement, condition
-            parts: list[tuple[str, list[ast.stmt]]] = []
-            match statement:
-                case ast.If(test=test, body=inner, orelse=other):
-                    text, holds = ast.unparse(test), self.holds(test)
-                    parts = [(text, inner), (f"not ({text})", other)]
-                    if holds is not None:
-                        parts = [("", inner if holds else other)]
-                case ast.For(target=target, iter=each, body=inner):
-                    parts = [(f"for {ast.unparse(target)} in {ast.unparse(each)}", inner)]
-                case ast.While(test=test, body=inner):
-                    parts = [(f"while {ast.unparse(test)}", inner)]
-                case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.Try(body=inner):
-                    parts = [("", inner)]
-            for said, inner in parts:
-                yield from self._statements(inner, " and ".join(filter(None, (condition, said))))
+            left -= 1
+            yield items if isinstance(items, list) else [items], added
+        if left > 0:
+            yield [mark("--…", f"later lines that change {name} run")], node
 
 
 def _name_set_by(node: ast.AST) -> str | None:
@@ -315,10 +293,8 @@ def _command(node: ast.expr, name: str, source: PythonSource) -> list[Word]:
     if not isinstance(value, list) or not STARTS.search(" ".join(map(text_of, value))):
         return []
     words = [Word(text_of(item), place) for item in value]
-    for items, condition, added in source.grown(node, name) if name else ():
-        texts = [text_of(item) for item in items]
-        texts = [mark(" ".join(texts), condition)] if condition else texts
-        words += [Word(text, source.span(added)) for text in texts]
+    for items, added in source.grown(node, name) if name else ():
+        words += [Word(text_of(item), source.span(added)) for item in items]
     return words
 
 

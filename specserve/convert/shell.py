@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 _CONTINUED = re.compile(r"(?:\\[ \t]*|(?<=[ \t])[\^`][ \t]*)\r?\n")
 _QUOTE_IN_BRACKET = re.compile(r"(?<=\[)[!^]?\$?'[^'\n]*'(?=[^\]\n]*\][^\n]*\))")
 """In a pattern of `case`: Bash reads `[!$' \\t']`, the grammar does not."""
-_PROMPT = re.compile(
-    r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])"
-    r"|> +(?=-|(?:\w+=\S+ +)*(?:vllm|sglang|docker|podman|python3?) ))",
-    re.M,
-)
+_PROMPT = re.compile(r"^[ \t]*[$%] +", re.M)
 _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
-_MOST_STEPS, _LONGEST_WORD, _MOST_REPAIRS = 20_000, 100_000, 8
-_CONDITION = re.compile(r"^(\s*)(if|elif|while|until)\b.*?(;\s*(?:then|do))?\s*$")
-_OPTION_OR_START = re.compile(r"(^|[\s('\"])--?[a-zA-Z]|vllm|sglang|^\s*['\"]?\)|\($")
+_MOST_STEPS, _LONGEST_WORD = 20_000, 100_000
 _PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
 """A text at its blanks, those within quotes aside."""
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
@@ -84,20 +78,10 @@ def script(
     cannot be parsed.
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
-    text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub(r"\1", text))
+    text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub("", text))
     text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]), text)
     shell = _Shell(file, line, positional, variables or {})
-    for _ in range(_MOST_REPAIRS):
-        root = _parsed(text)
-        lines, row = text.split("\n"), _first_error(root).start_point[0]
-        if not root.has_error or not lines[row] or _OPTION_OR_START.search(lines[row]):
-            break
-        shell.assume(f"a line cannot be read and is passed over: {lines[row].strip()}", row)
-        repaired = _CONDITION.sub(r"\1\2 [ ? ]\3", lines[row])
-        assigned = " ".join(re.findall(r"(\w+)\+?=", lines[row]))
-        if repaired == lines[row]:
-            repaired = f"read {assigned}" if assigned else ""
-        text = "\n".join([*lines[:row], repaired, *lines[row + 1 :]])
+    root = _parsed(text)
     if root.has_error:
         raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
     try:
@@ -158,8 +142,8 @@ class _Shell:
     def error(self, what: str) -> UsageError:
         return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
 
-    def assume(self, said: str, row: int = 0) -> None:
-        self.assumed[Note("", said, self.line + row)] = None
+    def assume(self, said: str) -> None:
+        self.assumed[Note("", said, self.line)] = None
 
     def span(self, node: Node) -> Span:
         (row, column), (end_row, end_column) = node.start_point, node.end_point
@@ -217,8 +201,7 @@ class _Shell:
         else:
             self._choose([(said, node.children[-1:])])
 
-    def _c_style_for_statement(self, node: Node) -> None:
-        self._choose([("the loop runs", node.named_children)])
+    _c_style_for_statement = _while_statement
 
     def _choose(self, bodies: _Bodies) -> None:
         """Runs what only a run could choose from, each from the same state under its condition.
@@ -321,17 +304,12 @@ class _Shell:
     def _called(self, words: list[Word]) -> None:
         """What a command does to the script's own state; every other command is kept."""
         name, texts = words[0].text, [word.text for word in words[1:]]
-        line, positional = self.line, self.positional
+        positional = self.positional
         if name in self.functions:
             self.called.add(name)
             self.positional = texts
             self.run(self.functions[name])
             self.positional = positional
-        elif name == "eval":
-            self.steps += len(texts)  # each is read again, and an eval may be in an eval
-            self.line = words[0].span.line
-            self.run(_parsed(" ".join(texts)))
-            self.line = line
         elif name == "set" and texts[:1] == ["--"]:
             self.positional = texts[1:]
         elif name == "shift":

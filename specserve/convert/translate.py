@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting, merged
-from specserve.convert.command import advice, inferred_method
 from specserve.convert.launch import Launch
-from specserve.convert.options import argument_names, option_strings
-from specserve.convert.words import Note, Word, unresolved
+from specserve.convert.options import option_strings
+from specserve.convert.words import Note, unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
-from specserve.vllm.speculation import REMOVED
 
 _DEFAULT_K = 3
 _LEVELS = Replacement(
@@ -132,13 +129,19 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
     made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
     given = _combined(given, made.notes) if made.foreign else given
-    for setting in _with_variables(given, table):
+    variables = {
+        name: word
+        for name, word in given.env.items()
+        if name in VARIABLES and name not in table.env and not unresolved(word.text)
+    }
+    old_ones = [Setting(name, word.node(), name) for name, word in variables.items()]
+    for setting in (*given.settings.values(), *old_ones):
         name, argument = setting.name, _argument(table, setting.name)
         if old := made.replaced(setting):
             later.append((setting, old))
-        elif argument and "has no effect" in (argument.deprecated or ""):
-            made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
-        elif argument or name == "model" or unresolved(name):
+        elif made.foreign and not (argument or name == "model" or unresolved(name)):
+            made.leave_out(setting, "vLLM has nothing of the kind")
+        else:
             kept = dict(setting.node.mapping or {})
             for key, node in (setting.node.mapping or {}).items():
                 if changed := _replaced_key(name, key, node, argument):
@@ -147,12 +150,6 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
                     del kept[key]
             node = replace(setting.node, value=kept) if setting.node.mapping else setting.node
             made.settings[name] = replace(setting, node=node)
-        else:
-            why = "vLLM has nothing of the kind"
-            if not made.foreign:
-                why = "no vLLM that specserve knows has it"
-            guess = advice(name, argument_names())
-            made.leave_out(setting, f"{why}; {guess}" if guess else why)
     config = made.settings.get("speculative_config")
     written = (config.node.mapping if config else None) or {}
     made.block = {key.replace("-", "_"): node for key, node in written.items()}
@@ -160,33 +157,12 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
         made.apply(setting, old)
     if made.foreign:
         made.block |= _speculation(given, made.notes)
-    is_open = config and config.node.value is not None and config.node.mapping is None
-    if (made.block or config) and not is_open:
+    if made.block or (config and config.node.mapping == {}):
         whole = config.node if config else Node(None, given.place, key=given.place)
-        is_old = not (written or made.foreign)
-        node = _current_block(whole, made.block, made.notes, old_flags=is_old)
+        node = replace(whole, value=made.block or None)
         made.settings["speculative_config"] = Setting("speculative_config", node, "")
-    env = {name: word for name, word in given.env.items() if not _is_replaced(name, word, table)}
+    env = {name: word for name, word in given.env.items() if name not in variables}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
-
-
-def _with_variables(given: Launch, table: VllmTable) -> Iterator[Setting]:
-    """The settings, and variables that became one; `--no-x` of a switch that is gone as `--x`."""
-    for name, setting in given.settings.items():
-        bare = name.removeprefix("no_")
-        negated = bare != name and not _argument(table, name)
-        if negated and (_argument(table, bare) or bare in ARGUMENTS):
-            node = replace(setting.node, value=not setting.node.value)
-            yield replace(setting, name=bare, node=node)
-        else:
-            yield setting
-    for name, word in given.env.items():
-        if _is_replaced(name, word, table):
-            yield Setting(name, word.node(), name)
-
-
-def _is_replaced(name: str, word: Word, table: VllmTable) -> bool:
-    return name in VARIABLES and name not in table.env and not unresolved(word.text)
 
 
 def _replaced_key(name: str, key: str, node: Node, argument: Argument | None) -> Replacement | None:
@@ -214,34 +190,6 @@ def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
         if argument.kind == "int" and type(read) is int:
             return values.get("*", read)
     return values.get(written, values.get("*", _UNTAKEN))
-
-
-def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, old_flags: bool) -> Node:
-    """`speculative_config` with these keys of today; null if nothing is left of it.
-
-    `old_flags`: the keys come from flags of earlier vLLMs, which had other defaults.
-    """
-    longest, count = keys.get("prompt_lookup_max"), keys.get("num_speculative_tokens")
-    model, method = (str(keys[name].value) if name in keys else None for name in ("model", "method"))
-    line = (config.key or config.span).line
-    if old_flags and longest and "prompt_lookup_min" not in keys:
-        keys["prompt_lookup_min"] = replace(longest, value=1, raw="1", key=None)
-        text = "this was the default then; vLLM would now look for the longest n-grams only"
-        notes.append(Note("speculation.prompt_lookup_min", text, line))
-    if old_flags and count and not longest and not (model or method):
-        keys["method"] = replace(count, value="mtp", raw="mtp", key=None)
-        text = "without a draft, vLLM then took the target's own prediction layers"
-        notes.append(Note("speculation.method", text, line))
-    if method == "draft_model" and inferred_method(model) == "mtp":
-        keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
-        text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"
-        notes.append(Note("speculation.method", text, line))
-    gone = f"`{method}` is not a method: {REMOVED[method]}" if method in REMOVED else ""
-    if count and count.value == 0 and not isinstance(count.value, bool):
-        gone = "`num_speculative_tokens` is 0"
-    if gone:
-        notes.append(Note("", f"speculation is left out: {gone}", line))
-    return replace(config, value=None if gone or not keys else keys)
 
 
 def _combined(given: Launch, notes: list[Note]) -> Launch:
@@ -296,10 +244,6 @@ def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
     if method == "eagle" and draft is None:
         text = "without a draft, `--speculative-algorithm EAGLE` uses the target's own layers"
         method = "mtp"
-    elif method is None and draft:
-        method = inferred_method(str(draft.value))
-        source = f"`{written}`" if written else "nothing"
-        text = f"the draft's name says `{method}`, but the source says {source}"
     elif method is None and written:
         text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
     if text:

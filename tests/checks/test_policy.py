@@ -40,7 +40,7 @@ def spoken(block: str) -> str:
         (spoken(f'{HEAD}, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2'), "SD127"),
         (spoken('"method": "extract_hidden_states", "num_speculative_tokens": 1'), "SD006"),
         (spoken('"method": "arctic", "model": "org/draft", "num_speculative_tokens": 3'), "SD006"),
-        (spoken('"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 4'), "SD006"),
+        (spoken('"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 4'), "SD005"),
     ],
 )  # fmt: skip
 def test_policy_is_a_warning_in_a_raw_command(command: str, code: str) -> None:

@@ -131,16 +131,30 @@ def test_notes_have_the_lines_of_what_they_are_about_in_order(
 ) -> None:
     text = (
         "#!/bin/sh\nexport VLLM_USE_V1=1\nexport HF_TOKEN=hf_abcdefghijklmnopqrstu\n"
-        "exec vllm serve org/m --host 127.0.0.1 --disable-log-requests --max-modle-len 8\n"
+        "exec vllm serve org/m --host 127.0.0.1 --swap-space 4\n"
     )
     assert _run(["convert", str(write(text, "serve.sh"))]) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notes == [
-        "note: line 2: `VLLM_USE_V1` is left out: vLLM has a single engine",
-        "note: line 3: `HF_TOKEN` is left out: it is a secret; export it where you start the server",
-        "note: line 4: `--max-modle-len` is left out: no vLLM that specserve knows has it; "
-        "did you mean `--max-model-len`?",
+    assert [note.partition(":")[2][:25] for note in notes] == [
+        " line 2: `VLLM_USE_V1` is",
+        " line 3: `HF_TOKEN` is le",
+        " line 4: `--swap-space` i",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--max-modle-len 8", "did you mean `target.max_model_len`?"),
+        ("--max-num-seqs many", "error[SD105]"),
+        ("""--speculative-config '{"method": "medusa", "num_speculative_tokens": 3}'""", "error[SD006]"),
+    ],
+)
+def test_what_vllm_refuses_stays_in_the_profile_and_is_exit_code_1(
+    options: str, said: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(write(f"vllm serve org/m {options}", "serve.sh"))]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_other_engines_of_a_file_are_named_and_can_be_picked(

@@ -133,15 +133,6 @@ def test_a_method_under_an_old_name_works_and_is_a_warning() -> None:
     assert speculation is not None and speculation.method == "mtp"
 
 
-def test_a_key_without_effect_is_a_warning_and_left_out() -> None:
-    config = '{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}'
-    text = f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'"
-    (found,) = findings(text)
-    assert found.severity is Severity.WARNING and "has no effect with `ngram`" in found.message
-    speculation = profile(text).speculation
-    assert speculation is not None and "draft_tensor_parallel_size" not in speculation.keys
-
-
 def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,28 +74,6 @@ def test_a_server_open_to_all_without_a_key_is_closed_and_one_with_a_key_is_not(
     assert made("vllm serve a/b --host 0.0.0.0 --api-key $KEY").server.host == "0.0.0.0"
 
 
-def test_a_value_that_vllm_would_refuse_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
-    text = "vllm serve a/b --max-num-seqs many --runner f17"
-    assert dict(made(text).engine) == {}
-    assert len(notes(text)) == 2
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        '{"method": "medusa", "model": "org/medusa", "num_speculative_tokens": 3}',
-        '{"method": "extract_hidden_states", "num_speculative_tokens": 1}',
-        '{"method": "ngram", "num_speculative_tokens": 0}',
-    ],
-)
-def test_speculation_that_is_none_any_more_is_left_out_whole_and_noted(
-    config: str, made: Callable[..., Profile]
-) -> None:
-    text = f"vllm serve a/b --speculative-config '{config}'"
-    assert made(text).speculation is None
-    assert any(note.text.startswith("speculation is left out") for note in convert(text).notes)
-
-
 def test_a_text_that_names_no_model_is_an_error() -> None:
     with pytest.raises(UsageError, match="does not specify a model"):
         convert("vllm serve --port 8000")
@@ -221,12 +199,6 @@ def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callabl
     assert "specserve up PROFILE --node-rank 1" in said and "`--headless` is left out" in said
 
 
-def test_a_worker_that_is_no_node_of_an_executor_is_noted(made: Callable[..., Profile]) -> None:
-    text = "vllm serve org/m --headless --data-parallel-size 4 --data-parallel-start-rank 2"
-    assert "headless" not in made(text).frontend
-    assert any("a worker that answers no requests" in note.text for note in convert(text).notes)
-
-
 def test_a_name_of_today_wins_over_an_earlier_one_and_the_loser_is_noted(
     made: Callable[..., Profile],
 ) -> None:
@@ -287,12 +259,3 @@ def test_keys_that_vllm_lacks_are_left_out_and_names_that_a_plug_in_may_bring_st
     assert profile.engine["compilation_config"] == {"mode": 3}
     assert profile.frontend["tool_call_parser"] == "mine"
     assert profile.vllm is None
-
-
-def test_a_number_of_draft_tokens_without_a_draft_meant_the_targets_own_layers(
-    made: Callable[..., Profile],
-) -> None:
-    text = "vllm serve org/m --num-speculative-tokens 1"
-    profile = made(text)
-    assert profile.speculation and profile.speculation.method == "mtp"
-    assert any("own prediction layers" in note for note in notes(text))

@@ -39,8 +39,7 @@ def models(text: str, *, file: str = "serve.sh") -> list[object]:
         "CUDA_VISIBLE_DEVICES=0 uv run vllm serve a/b",
         "srun --gpus 4 bash -lc \"vllm serve a/b\"",
         "python -m sglang.launch_server --model-path a/b",
-        '> vllm serve a/b',
-        "user@host:~$ vllm serve a/b",
+        "$ vllm serve a/b",
         'docker run --entrypoint "" "$IMAGE" vllm serve a/b',
         'IMAGE=vllm/vllm-openai\ndocker run --rm --entrypoint "" "$IMAGE" vllm serve a/b',
         "docker run -e M=a/b vllm/vllm-openai bash -c 'vllm serve $M'",
@@ -173,7 +172,6 @@ def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, file: str
 
 def test_what_a_script_only_says_is_no_start() -> None:
     assert models('CMD="vllm serve org/m"\necho $CMD\n$CMD') == ["org/m"]
-    assert models('CMD="vllm serve org/m"\neval "$CMD"') == ["org/m"]
     assert models("echo vllm serve org/a\nvllm serve org/b") == ["org/b"]
 
 

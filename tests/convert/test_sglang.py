@@ -116,14 +116,6 @@ def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: d
                 "num_speculative_tokens": 3,
             },
         ),
-        (
-            "--speculative-draft-model-path a/d --num-speculative-tokens 8",
-            {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 8},
-        ),
-        (
-            "--speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 4",
-            {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 4},
-        ),
     ],
 )
 def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: dict[str, Any]) -> None:
@@ -156,13 +148,6 @@ def test_several_values_of_an_option_are_no_model() -> None:
     )
     given = translated(read(text, file="x.sh", folder=Path("nowhere"))[0], table=table(known_versions()[-1]))
     assert given.settings["model"].node.value == "org/m"
-
-
-def test_a_gemma_4_assistant_is_mtp() -> None:
-    flags = (
-        "--speculative-algorithm STANDALONE --speculative-draft-model-path google/gemma-4-E4B-it-assistant"
-    )
-    assert speculation(flags)["method"] == "mtp"
 
 
 @pytest.mark.parametrize(
