@@ -61,8 +61,7 @@ def containers(text: str, *, file: str) -> list[Launch]:
         documents = _documents(text, file=file)
     except UsageError as error:
         raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
-    listed = [root if isinstance(root, list) else forms.items(at(root, "items")) for root in documents]
-    documents = [item for root, inner in zip(documents, listed, strict=True) for item in inner or [root]]
+    documents = [item for root in documents for item in forms.objects(root)]
     found: list[Launch] = []
     formed = [_of_form(root, documents) for root in documents]
     for root, made in zip(documents, formed, strict=True):
@@ -79,15 +78,13 @@ def containers(text: str, *, file: str) -> list[Launch]:
     if not found and (given := _of_config(documents, text, file=file)):
         return [given]
     if not found:  # SkyPilot's `run`, a script in a ConfigMap
-        for _, _, mapping in (item for root in documents for item in _mappings(root)):
-            for key, word in mapping.items():
-                if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
-                    held = [
-                        item for root in documents if isinstance(root, dict) for item in _environment(root)
-                    ]
-                    known = {name: value.text for name, value in held if not UNKNOWN.search(value.text)}
-                    commands = script(word.text, file=file, line=word.span.line, variables=known)
-                    found += script_starts(commands, word.text)
+        mappings = [mapping for root in documents for _, _, mapping in _mappings(root)]
+        held = dict(item for root in documents if isinstance(root, dict) for item in _environment(root))
+        known = {name: word.text for name, word in held.items() if not UNKNOWN.search(word.text)}
+        for key, word in (item for mapping in mappings for item in mapping.items()):
+            if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
+                commands = script(word.text, file=file, line=word.span.line, variables=known)
+                found += script_starts(commands, word.text)
     return found
 
 
@@ -95,8 +92,8 @@ def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
     """What an object of `docker inspect`, the values of a chart or a KServe service starts."""
     found = []
     for container, texts in forms.described(root, documents):
-        around = [root, at(root, "servingEngineSpec") or at(root, "spec"), at(root, "spec", "predictor")]
-        parents = () if "Config" in root else tuple(filter(None, around))
+        around = (at(root, "servingEngineSpec"), at(root, "spec"), at(root, "spec", "predictor"))
+        parents = (root, *filter(None, around)) if any(around) else ()
         for given in _started("modelSpec", parents, container, documents):
             is_named = given.image and given.image.text != forms.UNSAID
             given.image = given.image if is_named else None
@@ -109,10 +106,10 @@ def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
 
 def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
     """vLLM's own file of arguments, which `vllm serve --config` takes: flags as keys, the model among them."""
-    tree, known = (parse(text.encode(), file=file)[0], options()) if len(documents) == 1 else (None, {})
-    words = words_of(tree) if tree else []
-    flags = [word.text for word in words if word.text.startswith("--")]
-    is_ours = "--model" in flags and sum(flag.replace("_", "-") in known for flag in flags) * 2 > len(flags)
+    tree = parse(text.encode(), file=file)[0] if len(documents) == 1 else None
+    words, known = words_of(tree) if tree else [], options()
+    flags = [word.text.replace("_", "-") for word in words if word.text.startswith("--")]
+    is_ours = "--model" in flags and sum(flag in known for flag in flags) * 2 > len(flags)
     return Launch("vllm", Word("vllm", words[0].span), words) if is_ours else None
 
 

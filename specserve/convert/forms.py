@@ -48,6 +48,11 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def objects(root: Any) -> list[Any]:
+    """The objects of a document: those of a list, and of `kind: List`."""
+    return items(root) or items(at(root, "items")) or [root]
+
+
 def described(root: Any, documents: list[Any]) -> list[tuple[Mapped, list[str]]]:
     """The containers that an object describes in its own words, each with what it leaves open."""
     kind, specs = text_at(root, "kind"), items(at(root, "servingEngineSpec", "modelSpec"))

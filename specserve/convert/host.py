@@ -31,47 +31,48 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
     """The launch with the host's paths. A path that only the container has is an error, of a cache a note."""
     if not given.is_contained:
         return _with_note(replace(given, settings=_from_folder(given)), given.left_out)
-    settings, env, notes, unresolved = dict(given.settings), {}, list(given.notes), list(given.unresolved)
+    settings, notes, unresolved = dict(given.settings), list(given.notes), list(given.unresolved)
     used: set[tuple[str, str]] = set()
+
+    def is_on_host(path: str) -> bool:
+        held = _mount_of(path, given.mounts)
+        used.update([held] if held else [])
+        return bool(held and held[0])
 
     def mapped(node: Node, path: str) -> Node:
         found = _PATH.search(str(node.value))
         if found is None:
             return node
-        held, line = _mount_of(found[2], given.mounts), node.span.line
-        if held and held[0]:
-            used.add(held)
+        if is_on_host(found[2]):
             text = found.string[: found.start(2)] + on_hosts_path(found[2], given.mounts)
             if not UNKNOWN.search(text):
-                notes.append(Note(path, f"it is {quoted(found[2])} in the source's container", line))
+                said = f"it is {quoted(found[2])} in the source's container"
+                notes.append(Note(path, said, node.span.line))
             return replace(node, value=text, raw=text)
-        text = f"{quoted(found[2])} is a path of the source's container, not of the host"
-        unresolved.append(finding("SD105", text, replace(node.span, path=path), help="write the host's path"))
+        text, span = f"{quoted(found[2])} is a path of the source's container", replace(node.span, path=path)
+        unresolved.append(finding("SD105", f"{text}, not of the host", span, help="write the host's path"))
         return node
 
     for name, setting in given.settings.items():
-        node = setting.node
-        folder = str(node.value) if name == "download_dir" else ""
-        if folder.startswith("/") and not (_mount_of(folder, given.mounts) or ("", ""))[0]:
-            text = f"`{setting.written} {node.value}` is left out: the host does not have this path of the container"
+        folder = str(setting.node.value) if name == "download_dir" else ""
+        if folder.startswith("/") and not is_on_host(folder):
+            text = (
+                f"`{setting.written} {folder}` is left out: the host does not have this path of the container"
+            )
             notes.append(Note("", text, setting.place.line))
             del settings[name]
         elif name in _PATHS:
-            settings[name] = replace(setting, node=_each(node, place_of(name, table), mapped))
+            settings[name] = replace(setting, node=_each(setting.node, place_of(name, table), mapped))
+    env = dict(given.env)
     for name, word in given.env.items():
-        if not word.text.startswith("/"):
-            env[name] = word
-            continue
-        held = _mount_of(word.text, given.mounts)
-        used |= {held} if held else set()
-        host = readable(on_hosts_path(word.text, given.mounts))
-        where = f", {quoted(host)} on the host" if held and held[0] else ""
-        text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
-        notes.append(Note("", text, word.span.line))
+        if word.text.startswith("/"):
+            host = readable(on_hosts_path(word.text, given.mounts))
+            where = f", {quoted(host)} on the host" if is_on_host(word.text) else ""
+            text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
+            notes.append(Note("", text, word.span.line))
+            del env[name]
     left = [
-        f"volume {f'{host}:{path}' if host else path}"
-        for host, path in given.mounts
-        if (host, path) not in used
+        f"volume {host}:{path}".replace(" :", " ") for host, path in given.mounts if (host, path) not in used
     ]
     left += [f"port {word.text}" for word in given.published]
     given = replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
@@ -142,11 +143,8 @@ def _mount_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str] | Non
 
 def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
     """Fills `hardware` from the container's GPUs and nodes, and from the nodes of vLLM's own executor."""
-    engine, target, hardware = (
-        sections.get("engine", {}),
-        sections["target"],
-        dict(sections.get("hardware", {})),
-    )
+    engine, target = sections.get("engine", {}), sections["target"]
+    hardware = dict(sections.get("hardware", {}))
     nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
     world = count_of(target.get("tensor_parallel_size")) * count_of(target.get("pipeline_parallel_size"))
     is_other = count_of(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")

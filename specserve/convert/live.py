@@ -13,14 +13,16 @@ from urllib.parse import urlsplit
 import psutil
 
 from specserve.convert.launch import OF_AN_ENGINE, Launch, starts
+from specserve.convert.reading import with_settings
 from specserve.convert.words import Note, Word, argv_words, finding
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError, quoted
-from specserve.metrics.prometheus import Metrics
+from specserve.metrics.prometheus import read
 from specserve.profile.source import COMMAND
 
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
 _INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
+_VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_CACHE = {"cache_dtype": "--kv-cache-dtype", "gpu_memory_utilization": "--gpu-memory-utilization"}
 _OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
@@ -51,8 +53,8 @@ def of_process(pid: int) -> Launch:
     kept = {name: Word(value, _PLACE) for name, value in environ.items() if OF_AN_ENGINE.match(name)}
     text = f"{len(environ) - len(kept)} variables that no engine reads, by their names, are left out"
     given, notes = found[0], [*found[0].notes, Note("", text)]
-    env = {**kept, **given.env}
-    return replace(given, env=env, folder=folder, is_contained=is_contained, notes=notes)
+    given = replace(given, env={**kept, **given.env}, folder=folder, is_contained=is_contained, notes=notes)
+    return with_settings(given, folder=Path(folder))
 
 
 def _launched(process: psutil.Process) -> tuple[list[Word], list[Launch]]:
@@ -61,13 +63,11 @@ def _launched(process: psutil.Process) -> tuple[list[Word], list[Launch]]:
     return words, starts(words)
 
 
-def of_server(
-    url: str, models: Mapping[str, Mapping[str, Any]], version: str, metrics: Metrics | None, text: str
-) -> Launch:
+def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> Launch:
     """The launch of a server as far as its answers tell; what they do not is unresolved.
 
-    `models`: those of `/v1/models`; `version`: of `/version`; `text`: of `/metrics`. Raises UsageError
-    for a server that is not vLLM.
+    `models`: those of `/v1/models`; `text`: what `/version` and `/metrics` say, if they do. Raises
+    UsageError for a server that is not vLLM.
     """
     bases = {name: one for name, one in models.items() if not one.get("parent")}
     told = [*models, *(str(one.get("root")) for one in models.values())]
@@ -89,22 +89,23 @@ def of_server(
     if adapters := [f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")]:
         words += ["--enable-lora", "--lora-modules", *adapters]
     words += _of_cache(text)
-    given = Launch("vllm", Word("vllm", _PLACE), version=version)
-
-    def leave_open(message: str, help: str, path: str = "") -> None:
+    version = _VERSION.search(text)
+    given = Launch("vllm", Word("vllm", _PLACE), version=version[1] if version else "")
+    said = [(f"the server does not tell {', '.join(map(quoted, _OPEN))} and other options", "")]
+    try:
+        metrics = read(text)
+    except FactError:
+        said.append(("the server shows no metrics: whether it speculates is open", "speculation"))
+    else:
+        if counts := [len(one.accepted_per_position) for one in metrics.acceptance.values()]:
+            words += ["--speculative-config", json.dumps({"num_speculative_tokens": max(counts)})]
+            what = f"the server speculates with K = {max(counts)}; it does not tell its method and draft"
+            said.append((what, "speculation.method"))
+    for message, path in said:
+        help = "write what its command has, as keys of the profile"
         given.unresolved.append(finding("SD105", message, Span(url, 1, path=path), help=help))
-
-    text = f"the server does not tell {', '.join(map(quoted, _OPEN))} and other options"
-    leave_open(text, "write those that its command has, as keys of the profile")
-    if metrics is None:
-        leave_open("the server shows no metrics: whether it speculates is open", "write `speculation` if so")
-    elif metrics.speculates:
-        count = max(len(one.accepted_per_position) for one in metrics.acceptance.values())
-        words += ["--speculative-config", json.dumps({"num_speculative_tokens": count})]
-        text = f"the server speculates with K = {count}; it does not tell its method and draft"
-        leave_open(text, "write `method`, and `model` if it has one", "speculation.method")
     given.words = argv_words(words)[1][2:]
-    return given
+    return with_settings(given, folder=Path.cwd())
 
 
 def _of_cache(text: str) -> list[str]:
