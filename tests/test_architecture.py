@@ -14,7 +14,6 @@ from specserve.vllm.versions import known_versions, table
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "specserve").rglob("*.py"))
-ALL = [*PACKAGE, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
 OWN_FLAGS = {"--host", "--port", "--help", "--version", "--model", "--seed", "--node-rank", "--master-addr"}
 """Flags of vLLM that specserve's own command line has too, or may name in a hint."""
 

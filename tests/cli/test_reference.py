@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from specserve.cli.app import _run
-
-Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
 
 
 def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() -> None:
-    with serving(Model(heat=1.25, wrong_every=50)) as url:
+    with serving(Model(heat=1.25, wrong_every=50, cost_s=0.2)) as url:
         code, text = verify(url)
     assert code == 1
     answer, _, rest = " ".join(text.split()).partition(f" measured `small` at {url}: ")
@@ -111,7 +111,7 @@ def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not() -> None:
 
 @pytest.mark.usefixtures("short_answers")
 def test_a_few_tokens_from_anywhere_are_lossy() -> None:
-    found = verified(Model(stray_every=40), "-t", "0.4", code=1)
+    found = verified(Model(stray_every=40, cost_s=0.2), "-t", "0.4", code=1)
     fault = found["verdict"]["sentence"]
     assert "of the least likely 0.01 %" in fault and fault.endswith("at T = 0.4")
 
@@ -154,7 +154,7 @@ def test_another_server_scores_the_text() -> None:
     assert (found["against"], found["verdict"]["word"]) == (other, "LOSSLESS")
     assert {"prompt_logprobs" in request for request in model.requests} == {True}
     with serving(Model(weights=1)) as other:
-        found = verified(Model(), "--against", other, code=1)
+        found = verified(Model(cost_s=0.5), "--against", other, code=1)
     assert [each["verdict"]["word"] for each in found["temperatures"]] == ["LOSSY", "LOSSY"]
 
 
@@ -179,7 +179,7 @@ def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> Non
 @pytest.mark.usefixtures("short_answers")
 def test_a_run_keeps_to_its_time() -> None:
     """Greedy text has a third of it, the smoke tests a quarter."""
-    found = verified(Model(cost_s=0.1, weights=2), "--seconds", "60", "-t", "0,1.7")
+    found = verified(Model(cost_s=0.3, weights=2), "--seconds", "60", "-t", "0,1.7")
     assert found["elapsed_s"] <= 60
     greedy, sampled = found["temperatures"]
     assert sampled["answers"] > greedy["answers"] >= 8

@@ -136,6 +136,31 @@ def up_on(folder: Path, profile: Path, *options: str, port: int) -> Iterator[Up]
                 process.kill()
 
 
+@contextlib.contextmanager
+def plain_vllm(*words: str, port: int, folder: Path, **env: str) -> Iterator[str]:
+    """The URL of a `vllm` that specserve did not start, in this folder; nothing of it stays."""
+    command = [str(Path(sys.executable).with_name("vllm")), *words]
+    whole, url = {**os.environ, "VLLM_NO_USAGE_STATS": "1", **env}, f"http://127.0.0.1:{port}"
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, env=whole, start_new_session=True
+        ) as process,
+    ):
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while not is_healthy(url):
+                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 StartUp = Callable[..., contextlib.AbstractContextManager[Up]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ import psutil
 import pytest
 
 from tests.engine.conftest import tiny_profile
+from tests.engine.texts import post
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
@@ -174,18 +174,10 @@ def tokens(records: Iterable[Record]) -> int:
 
 
 def served(up: Up, request: Record) -> Record:
-    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=120)
-    body = {"model": "tiny", **{key: value for key, value in request.items() if key != "id"}}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer: Record = json.loads(connection.getresponse().read())
-    connection.close()
-    return {
-        "id": request["id"],
-        "text": answer["choices"][0]["text"],
-        "finish_reason": answer["choices"][0]["finish_reason"],
-        "prompt_tokens": answer["usage"]["prompt_tokens"],
-        "completion_tokens": answer["usage"]["completion_tokens"],
-    }
+    answer = post(up, **{key: value for key, value in request.items() if key != "id"})
+    (choice,), usage = answer["choices"], answer["usage"]
+    told = {key: usage[key] for key in ("prompt_tokens", "completion_tokens")}
+    return {"id": request["id"], "text": choice["text"], "finish_reason": choice["finish_reason"], **told}
 
 
 def test_every_answer_is_the_servers_greedy_answer(resumed: Resumed, tiny_server: Up) -> None:

@@ -11,12 +11,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.engine.conftest import FROM_HUB, HUB_TARGET
+from tests.engine.texts import post
 
 if TYPE_CHECKING:
     from hub_server import HubServer
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 BODY = {"model": "tiny", "prompt": "def fibonacci(n):", "max_tokens": 16, "temperature": 0}
-
-
-def complete(up: Up, **changes: object) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=120)
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(BODY | changes), headers)
-    answer: dict[str, Any] = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
 
 
 def held_by(processes: list[psutil.Process]) -> set[Path]:
@@ -76,7 +68,7 @@ def test_a_locked_profile_serves_with_the_hub_down_and_ctrl_c_ends_it_with_a_str
         assert "tokens: " in up.out
         for phase in ("starting the engine", "loading weights", "allocating the KV cache"):
             assert f"  {phase} … " in up.err
-        assert complete(up)["usage"]["completion_tokens"] == 16
+        assert post(up, **BODY)["usage"]["completion_tokens"] == 16
         with nothing_is_left(up):
             stream = http.client.HTTPConnection("127.0.0.1", up.port, timeout=60)
             body = BODY | {"stream": True, "max_tokens": 400, "ignore_eos": True}
@@ -133,4 +125,4 @@ def test_a_second_server_on_the_port_is_refused(tiny_server: Up, start_up: Start
     with start_up("--port", str(tiny_server.port)) as second:
         assert second.process.wait(timeout=120) == 2
     assert f"port {tiny_server.port} is taken by" in second.err
-    assert complete(tiny_server)["model"] == "tiny"
+    assert post(tiny_server, **BODY)["model"] == "tiny"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specserve.hardware.host import free_port
-from specserve.serve.requests import is_healthy
-from tests.engine.conftest import ROOT, START_LIMIT_S
+from tests.engine.conftest import ROOT, plain_vllm
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
@@ -49,30 +44,13 @@ def wrong_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
     }
-    command = [
-        str(Path(sys.executable).with_name("vllm")), "serve", changed_target(folder), "--host", "127.0.0.1",
-        "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "512",
-        "--max-num-seqs", "8", "--kv-cache-memory-bytes", "256M", "--enforce-eager",
-        "--speculative-config", json.dumps(config),
+    words = [
+        "serve", changed_target(folder), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
+        "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "256M",
+        "--enforce-eager", "--speculative-config", json.dumps(config),
     ]  # fmt: skip
-    env = {**os.environ, "VLLM_PLUGINS": ""}
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True) as process,
-    ):
-        url = f"http://127.0.0.1:{port}"
-        try:
-            deadline = time.monotonic() + START_LIMIT_S
-            while not is_healthy(url):
-                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    with plain_vllm(*words, port=port, folder=folder, VLLM_PLUGINS="") as url:
+        yield url
 
 
 def changed_target(folder: Path) -> str:

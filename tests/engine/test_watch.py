@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.engine.texts import post
+
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
 
@@ -36,13 +38,6 @@ NAMES = (
     "generation_tokens_total",
     "request_success_total",
 )
-
-
-def complete(up: Up, prompt: str) -> None:
-    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 64, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{up.url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
-        assert response.status == 200
 
 
 def test_its_figures_are_what_the_server_counted_meanwhile(tiny_server: Up) -> None:
@@ -68,7 +63,7 @@ def test_its_figures_are_what_the_server_counted_meanwhile(tiny_server: Up) -> N
         wait_until(lambda: bool(reports))
         before = {name: counter(tiny_server, name) for name in NAMES}
         for number in range(16):
-            complete(tiny_server, f"def function_{number}(self, value):")
+            post(tiny_server, prompt=f"def function_{number}(self, value):", max_tokens=64, temperature=0)
         gained = {name: counter(tiny_server, name) - before[name] for name in NAMES}
         wait_until(lambda: finished(reports[-1]) == 16)
         process.send_signal(signal.SIGINT)

@@ -59,22 +59,14 @@ def example() -> Result:
 def variants() -> tuple[VariantInfo, ...]:
     model = "meta-llama/Llama-3.1-70B-Instruct"
     argv = ("vllm", "serve", model, "--port", "8000")
+    pair = {"method": "draft_model", "model": "meta-llama/Llama-3.1-8B-Instruct", "num_speculative_tokens": 5}
+    head = {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "num_speculative_tokens": 3}
+    told = (*argv, "--speculative-config", '{"method": "draft_model"}')
     return (
         VariantInfo("baseline", is_baseline=True, model=model, argv=argv),
-        VariantInfo(
-            "profile", model=model,
-            speculation={
-                "method": "draft_model", "model": "meta-llama/Llama-3.1-8B-Instruct", "num_speculative_tokens": 5
-            },
-            argv=(*argv, "--speculative-config", '{"method": "draft_model"}'),
-        ),
-        VariantInfo(
-            "eagle3", model=model, argv=argv,
-            speculation={
-                "method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "num_speculative_tokens": 3
-            },
-        ),
-    )  # fmt: skip
+        VariantInfo("profile", model=model, speculation=pair, argv=told),
+        VariantInfo("eagle3", model=model, speculation=head, argv=argv),
+    )
 
 
 def figures(workload: str, variant: str, load: int, rate: float) -> Figures:

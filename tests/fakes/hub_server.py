@@ -22,14 +22,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from loopback import Loopback
 
-FAULTS = (
-    "500",  # on every request
-    "stall",  # takes the request and says nothing
-    "reset",  # closes the connection
-    "truncated",  # sends half of the bytes and promises only those
-    "no-range",  # the whole file, whatever was asked for
-    "no-size",  # lists files without their sizes
-)
 LARGE = (".safetensors", ".bin", ".gguf", "tokenizer.model")
 """Kept in LFS: their hash is listed, and they are redirected."""
 
@@ -47,6 +39,7 @@ class Repository:
     private: bool = False
     """Not even named without the token."""
     fault: str | None = None
+    """`500`, `stall`, `reset`, `truncated` (half of the bytes), `no-range` (all of them) or `no-size` (in lists)."""
     on: str = ""
     """The fault shows only where the path holds this text."""
     answer: bytes | None = None

@@ -73,15 +73,11 @@ def test_requests_and_tokens_are_summed_over_engines_and_reasons() -> None:
     ) == (79, False, {})
 
 
-def test_counters_at_zero_are_speculation_that_has_not_drafted_yet() -> None:
+def test_counters_at_zero_are_speculation_that_has_not_drafted_yet_and_none_are_no_speculation() -> None:
     found = read('vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"} 0.0\n')
     assert found.speculates and found.acceptance[DEMO].acceptance_rate is None
-
-
-def test_a_server_without_speculation() -> None:
     engine = read(Traffic(speculates=False).text).engines[DEMO]
-    assert not engine.speculates
-    assert engine.counters.acceptance == Acceptance()
+    assert not engine.speculates and engine.counters.acceptance == Acceptance()
 
 
 def test_metrics_of_another_program_are_none_of_vllms() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,13 @@ WARNED = Finding(
     Span("child.yaml", 8, 3, 8, 20, "env.VLLM_NCCL_SO_PATH"),
     notes=("it holds 100% of the log's level, and more: a note",),
 )
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from specserve.measure.bench.rundir import Progress
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Kept, Verdict
 from specserve.report.bench import BenchView, rendered
+from tests.report.conftest import Terminal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -118,10 +119,6 @@ def test_text_has_80_columns() -> None:
 
 
 def test_a_terminal_sees_verdicts_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     shown = rendered(example(), form="text", stream=Terminal())

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.report.console import LiveLine, mute, out, say, wrapped
+from tests.report.conftest import Terminal
 
 
 @given(st.lists(st.text("ab`-,.", min_size=1, max_size=30), min_size=1).map(" ".join))
@@ -20,13 +21,6 @@ def test_in_a_pipe_long_text_is_broken_at_blanks_and_loses_nothing(text: str) ->
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("  = note: ") and all(line.startswith(" " * 10) for line in lines[1:])
     assert " ".join(line[10:] for line in lines) == text
-
-
-class Terminal(io.StringIO):
-    """Takes what is written for a person to see."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_on_a_terminal_text_is_broken_at_its_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,6 @@ LINES = [
 STATES: list[State] = ["ok", "note", "bad"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_screen_has_an_entry_a_fact_with_its_fix(golden: Callable[[str, str], None]) -> None:
     golden("report/doctor.txt", doctor_text(LINES, stream=io.StringIO()))
 

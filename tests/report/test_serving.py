@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,25 +12,17 @@ import pytest
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report import console
-from specserve.report.servers import JsonView, TextView, ready_block
-from specserve.report.text import duration
+from specserve.report.servers import JsonView, TextView, ready_block, table
+from specserve.report.text import duration, json_document
 from specserve.serve import events
 from specserve.serve.events import MemoryFigures, Phase
+from specserve.serve.records import Ended, Record, Seen
+from tests.report.conftest import Terminal
 
 PLAN = LaunchPlan(
-    name="demo",
-    fingerprint="0" * 64,
-    vllm="0.32.0+cpu",
-    platform="cpu",
-    argv=("vllm", "serve", "demo/target"),
-    env={},
-    engine_kwargs={},
-    host="127.0.0.1",
-    port=8000,
-    model="demo",
-    stall_timeout_s=600.0,
-    shutdown_timeout_s=30.0,
-)
+    name="demo", fingerprint="0" * 64, vllm="0.32.0+cpu", platform="cpu", argv=("vllm", "serve", "demo/target"), env={},
+    engine_kwargs={}, host="127.0.0.1", port=8000, model="demo", stall_timeout_s=600.0, shutdown_timeout_s=30.0,
+)  # fmt: skip
 FIGURES = MemoryFigures(
     checkpoint_gib=0.79, kv_cache_gib=1.0, kv_cache_tokens=29056, max_concurrency=56.75, max_model_len=512
 )
@@ -72,11 +64,6 @@ http://127.0.0.1:8000
 """
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,17 +96,9 @@ def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixtu
     view.failed(LaunchError("it died", causes=("because",), hint="do this", log_path="/l"))
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.err.splitlines()]
-    assert [record["event"] for record in records] == [
-        "started",
-        "phase_started",
-        "phase_ended",
-        "phase_started",
-        "phase_ended",
-        "ready",
-        "stopping",
-        "stopped",
-        "failed",
-    ]
+    phase = ["phase_started", "phase_ended"]
+    told = ["started", *phase, *phase, "ready", "stopping", "stopped", "failed"]
+    assert [record["event"] for record in records] == told
     assert all(record["version"] == 1 and record["name"] == "demo" for record in records)
     assert records[5]["figures"]["kv_cache_tokens"] == 29056
     assert records[-1]["causes"] == ["because"]
@@ -157,3 +136,38 @@ def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+RECORD = Record(
+    name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l", profile="p.yaml",
+    alternative=None, settings=(), url="http://127.0.0.1:8000", port=8000,
+    drafts="draft_model K=5",
+    api_key_env="MY_KEY", shutdown_timeout_s=30, leader=(4711, 1),
+)  # fmt: skip
+LISTED = Seen("llama70b-8b", "ready", "", RECORD, 0.75)
+BASELINE = dataclasses.replace(RECORD, name="base", drafts="")
+DEAD = Seen(
+    "base",
+    "dead",
+    "vLLM was killed by SIGKILL, while serving: the kernel killed it",
+    dataclasses.replace(BASELINE, ended=Ended("vLLM was killed", "the kernel killed it", "see `dmesg`")),
+)
+
+
+def test_a_server_is_a_line_and_what_is_wrong_stands_below() -> None:
+    assert table([LISTED, DEAD], now_s=1000 + 7500).splitlines() == [
+        "NAME         STATE  PORT  UP          DRAFTS           ACCEPTED",
+        "llama70b-8b  ready  8000  2 h 05 min  draft_model K=5  0.75",
+        "base         dead   8000  -           -                -",
+        "  base  vLLM was killed by SIGKILL, while serving: the kernel killed it",
+        "  hint: see `dmesg`",
+    ]
+
+
+def test_programs_get_all_of_it() -> None:
+    content = json.loads(json_document({"servers": [LISTED, DEAD]}))
+    ready, dead = content["servers"]
+    assert ready["state"] == "ready"
+    assert (ready["record"]["port"], ready["record"]["api_key_env"]) == (8000, "MY_KEY")
+    assert ready["acceptance_rate"] == 0.75
+    assert dead["record"]["ended"]["message"] == "vLLM was killed"

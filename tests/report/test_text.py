@@ -16,15 +16,9 @@ from specserve.profile import source
 from specserve.profile.secrets import masked
 from specserve.report.findings import render
 from specserve.report.text import Column, Table
+from tests.report.conftest import Terminal
 
 Write = Callable[..., Path]
-
-
-class Terminal(io.StringIO):
-    """A stream that a person looks at."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def finding(file: Path, line: int, start: int, end: int, **more: object) -> Finding:

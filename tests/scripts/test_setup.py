@@ -114,12 +114,9 @@ def test_make_passes_over_a_python3_11_that_does_not_run(tmp_path: Path) -> None
     assert "\npython3 scripts/setup.py" in make("-n", "setup", path=tmp_path).stdout
 
 
-def test_make_alone_lists_the_targets_that_the_readme_names() -> None:
+def test_make_alone_lists_the_targets_of_the_readme_and_make_test_needs_no_vllm_at_an_awkward_path() -> None:
     listed = make(path=Path("/usr/bin")).stdout
     assert all(re.search(rf"^  make {name} +\S", listed, re.M) for name in ["setup", "demo", "test", "clean"])
-
-
-def test_make_test_runs_the_tests_without_vllm_at_an_awkward_path() -> None:
     done = make("-n", "unit", "TOGETHER=1", path=Path("/usr/bin"))
     place = re.match(r'cd "([^"]+)" && PYTHONPATH="\$PWD" .* -m pytest .*"not engine', done.stdout)
     assert place is not None, done.stdout + done.stderr

@@ -75,19 +75,10 @@ def planned(
 ) -> Variant:
     """A server that would be started."""
     plan = LaunchPlan(
-        name=name,
-        fingerprint=name,
-        vllm="0.33",
-        platform=platform,
-        argv=("vllm", "serve", "m", "--port", "1"),
-        env=env or {},
-        engine_kwargs={"kv_cache_memory_bytes": cache},
-        host="127.0.0.1",
-        port=1,
-        model="m",
-        stall_timeout_s=1,
-        shutdown_timeout_s=1,
-    )
+        name=name, fingerprint=name, vllm="0.33", platform=platform, argv=("vllm", "serve", "m", "--port", "1"),
+        env=env or {}, engine_kwargs={"kv_cache_memory_bytes": cache}, host="127.0.0.1", port=1, model="m",
+        stall_timeout_s=1, shutdown_timeout_s=1,
+    )  # fmt: skip
     return Variant(name, plan, is_baseline=is_baseline)
 
 

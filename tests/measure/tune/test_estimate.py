@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
+from specserve.hardware.accelerators import Machine, accelerator
 from specserve.measure.tune.estimate import (
     StepTimes,
     Work,
@@ -18,13 +19,37 @@ from specserve.measure.tune.estimate import (
     read_acceptance,
     step_times,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_pair import MIXTURE, NGRAM, variant
-
-from tests.memory.models import LLAMA_8B
+from specserve.memory.inputs import MemoryInputs, memory_inputs
+from specserve.profile.load import load_profile
+from tests.memory.models import LLAMA_1B, LLAMA_8B, decoder
 
 LOADS = (1, 4, 16, 64, 128)
+MIXTURE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+PAIR = "{method: draft_model, model: m/1b, num_speculative_tokens: 4}"
+NGRAM = "{method: ngram, prompt_lookup_max: 4, num_speculative_tokens: 4}"
+
+
+def variant(
+    folder: Path, *, name: str = "H100-80GB", speculation: str = PAIR, target: dict[str, Any] = LLAMA_8B
+) -> MemoryInputs:
+    """A target and how it speculates, by their config.json alone, on one accelerator of that name."""
+    file = folder / "p.yaml"
+    file.write_text(f"target: {{model: m/target, max_model_len: 8192}}\nspeculation: {speculation}\n")
+    profile = load_profile(file)
+    return memory_inputs(
+        profile,
+        target=decoder(target, "m/target"),
+        machine=Machine(accelerator(name), 1),
+        version="0.33",
+        speculation=profile.speculation,
+        draft=decoder(LLAMA_1B, "m/1b") if speculation == PAIR else None,
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 128, 512])

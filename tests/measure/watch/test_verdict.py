@@ -25,7 +25,6 @@ from specserve.profile.schema import Profile
 from tests.measure.watch.conftest import DEAD, GOOD, gain, readings
 
 MakeProfile = Callable[[str], Profile]
-MANY = Histogram({0.1: 900, 0.5: 100, float("inf"): 0})
 
 
 def judged(parts: list[Reading], profile: Profile | None = None) -> Verdict:
