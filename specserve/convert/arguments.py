@@ -38,7 +38,6 @@ from specserve.vllm.arguments import Argument, VllmTable, flag_of, human_int
 from specserve.vllm.versions import newest
 
 Known = Mapping[str, tuple[Argument, bool]]
-LEFT_OVER = "belongs to no option"
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
@@ -109,9 +108,7 @@ def command_settings(
     `positional`: False for a program without a model among its words, where each word belongs to
     the option before it.
     """
-    settings, dotted, loose = _options(words, known, found, unresolved, positional=positional)
-    found += [said_twice(settings[name].place, later) for name, later in dotted.items() if name in settings]
-    settings |= dotted  # vLLM appends them, so that they win
+    settings, loose = _options(words, known, found, unresolved, positional=positional)
     has_model = "model" in settings
     models = [word for word, before in loose if positional and not (before and has_model)]
     certain = [word for word in models if not UNKNOWN.search(word.text)]
@@ -123,10 +120,11 @@ def command_settings(
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            is_switch = before is not None and before.form == "flag"
-            help = f"`{before.flag}` is a switch and takes no value" if before and is_switch else None
-            text = f"{quoted(word.text)} {LEFT_OVER}"
-            found.append(finding("SD102", text, word.span, help=help))
+            help = None
+            if before and before.form == "flag":
+                help = f"`{before.flag}` is a switch and takes no value"
+            text = f"{quoted(word.text)} belongs to no option"
+            unresolved.append(finding("SD102", text, word.span, help=help))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
@@ -147,10 +145,9 @@ def _options(
     unresolved: list[Finding],
     *,
     positional: bool,
-) -> tuple[dict[str, Setting], dict[str, Setting], list[tuple[Word, _Option | None]]]:
-    """The options, those with dots apart, and the words of none with the option before each."""
-    settings: dict[str, Setting] = {}
-    dotted: dict[str, Setting] = {}
+) -> tuple[dict[str, Setting], list[tuple[Word, _Option | None]]]:
+    """The settings, and the words of no option with the option before each."""
+    given: list[tuple[_Option, Node]] = []
     loose: list[tuple[Word, _Option | None]] = []
     before: _Option | None = None
 
@@ -173,20 +170,23 @@ def _options(
                 break
             values.append(words[at])
             at += 1
-        if (node := _node(option, values, found, unresolved)) is None:
-            continue
+        if (node := _node(option, values, found, unresolved)) is not None:
+            given.append((option, node))
         if option.name == "api_key":  # the profile keeps one key; behind it may be options
             unresolved += [left_open(item) for item in values[1:] if UNKNOWN.search(item.text)]
-        is_inline = option.value is not None
-        setting = Setting(option.name, node, option.flag, option.argument, inline=is_inline)
-        chosen = dotted if option.keys else settings
-        earlier = chosen.get(setting.name)
-        if earlier and (option.keys or option.form == "append"):
+    settings: dict[str, Setting] = {}
+    dotted: set[str] = set()
+    for option, node in sorted(given, key=lambda one: bool(one[0].keys)):  # vLLM appends these
+        name, is_inline = option.name, option.value is not None
+        setting = Setting(name, node, option.flag, option.argument, inline=is_inline)
+        earlier = settings.get(name)
+        if earlier and (name in dotted or option.form == "append"):
             setting = replace(setting, node=merged(earlier.node, node))
         elif earlier:
             found.append(said_twice(earlier.place, setting))
-        chosen[setting.name] = setting
-    return settings, dotted, loose
+        dotted |= {name} if option.keys else set()
+        settings[name] = setting
+    return settings, loose
 
 
 def looks_like_option(text: str, known: Known) -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specserve.convert.arguments import Setting
 from specserve.convert.command import as_tree, profile_sections
@@ -19,24 +17,23 @@ from specserve.convert.words import (
     Note,
     Word,
     finding,
+    plain,
     readable,
     unresolved,
 )
-from specserve.diagnostics import Finding, Span
+from specserve.diagnostics import Finding
 from specserve.errors import UsageError, quoted
-from specserve.plan.launch import launch
 from specserve.profile.schema import ENV_NAME, Server
 from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
-from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
-from specserve.profile.writer import Commented, yaml_text
+from specserve.profile.writer import yaml_text
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import judged_versions, newest, table
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
 OPEN_MARK = "TODO"
-"""How the comment begins that stands in the place of a value that the source does not say."""
+"""How the comment begins about a value that the source does not say."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = [
     "sh",
@@ -83,7 +80,6 @@ def converted(given: Launch, *, origin: str) -> Converted:
     found: list[Finding] = []
     tree = _tree(given, known, notes)
     tree = _complete(tree, notes, found) or tree
-    profile, _ = read_profile(tree, file=FILE)
     there = {path for path, _ in tree.walk()}
     for at, item in enumerate(given.unresolved):
         path = item.span.path
@@ -93,39 +89,14 @@ def converted(given: Launch, *, origin: str) -> Converted:
     notes.sort(key=lambda note: note.line or sys.maxsize)
     line = f", line {given.place.line}" if given.place.line > 1 else ""
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
-    with suppress(UsageError):  # of what this vLLM refuses, which `lint` reports
-        added = launch(profile, table=known, platform="cuda").added if profile else ()
-        words = ", ".join(f"`{item.key}`" for item in added if item.key != "--host")
-        head += [f"A launch adds {words}: see `specserve plan`."] if words else []
-    said = [(note.path, note.text) for note in notes]
+    head += [f"- `{note.path}`: {note.text}" if note.path else f"- {note.text}" for note in notes]
     for item in found:
-        text = f"{item.message}; {item.help}" if item.help else item.message
-        said.append((item.span.path, f"{OPEN_MARK}: {text}"))
-    sections = {**({"vllm": Node(versions, Span(""))} if versions else {}), **(tree.mapping or {})}
-    there |= {"vllm"} & sections.keys()
-    comments: dict[str, list[str]] = {}
-    for path, text in said:
-        while path and path not in there:  # the nearest key around it
-            path = path.rpartition(".")[0]  # noqa: PLW2901
-        comments.setdefault(path, []).append(_harmless(text))
-    head += [f"- {text}" for text in comments.pop("", [])]
-    tree = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
-    text = yaml_text(_commented(tree, "", comments), head="\n".join(head), flow=True)
+        help = f"; {item.help}" if item.help else ""
+        head.append(f"- {OPEN_MARK}: {_harmless(item.message + help)}")
+    sections = {"vllm": versions, **plain(tree)}
+    ordered = {name: sections[name] for name in _ORDER if sections.get(name) is not None}
+    text = yaml_text(ordered, head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
-
-
-def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
-    """The values of a tree, each with its comments."""
-    if isinstance(node.value, list):
-        return [_commented(item, "", {}) for item in node.value]
-    if node.mapping is None:
-        return node.value
-    values = {}
-    for key, child in node.mapping.items():
-        place = f"{path}.{key}" if path else key
-        value = _commented(child, place, comments)
-        values[key] = Commented("\n".join(comments[place]), value) if place in comments else value
-    return values
 
 
 def _harmless(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert import translate
-from specserve.convert.arguments import LEFT_OVER, command_settings
+from specserve.convert.arguments import command_settings
 from specserve.convert.containers import containers
 from specserve.convert.host import with_file_of_arguments
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
@@ -154,9 +154,7 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
     settings = command_settings(
         given.words, known, folder=folder, found=found, unresolved=given.unresolved, positional=not sglangs
     )
-    for finding in found:
-        more = ", and is left out" if finding.message.endswith(LEFT_OVER) else ""
-        notes.append(Note("", finding.message + more, finding.span.line))
+    notes += [Note("", finding.message, finding.span.line) for finding in found]
     if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
     return replace(given, settings=settings, notes=notes)

@@ -47,12 +47,12 @@ def argv_of(given: Launch, folder: Path) -> list[str]:
     return [str(folder / word.text) if word.text in files else word.text for word in given.words]
 
 
-def planned(result: Converted, folder: Path, version: str) -> list[str]:
-    """The words after `vllm serve` that a profile is launched with."""
+def planned(result: Converted, folder: Path, version: str) -> tuple[list[str], set[str]]:
+    """The words after `vllm serve` that a profile is launched with, and the options that a launch adds."""
     file = folder / "made.yaml"
     file.write_text(result.text, encoding="utf-8")
     plan = launch(load_profile(file), table=table(version), platform="cuda")
-    return list(plan.argv[2:])
+    return list(plan.argv[2:]), {item.key for item in plan.added}
 
 
 def differences(raw: dict[str, Any], plan: dict[str, Any], folder: Path) -> set[str]:
@@ -83,12 +83,13 @@ def places(value: object, folder: Path) -> list[str]:
     return [str(Path(value).expanduser()), str((folder / value).resolve())]
 
 
-def is_noted(name: str, result: Converted) -> bool:
-    """Whether a note of the conversion, or the line about what a launch adds, names the argument or its option."""
+def is_noted(name: str, result: Converted, added: set[str]) -> bool:
+    """Whether a note of the conversion names the argument or its option, or a launch adds it."""
     flag = "--" + name.replace("_", "-")
-    return f"`{flag}`" in result.text or any(
+    return flag in added or any(
         name.removesuffix("_tag") in note.path.split(".")
         or f"`{name}" in note.text
+        or f"`{flag}`" in note.text
         or f"{flag} " in f"{note.text} ".replace("`", " ")
         for note in result.notes
     )
@@ -122,18 +123,19 @@ def test_a_recipe_and_its_profile_give_vllm_the_same_arguments_except_what_notes
             continue
         assert not result.unresolved, given.words
         try:
-            lines.append(planned(result, tmp_path, found.version))
+            line, added = planned(result, tmp_path, found.version)
         except SpecserveError as error:
             reasons[f"not planned for {found.version}: {error.message}"] += 1
             continue
-        kept.append((given, result, answer["arguments"]))
+        lines.append(line)
+        kept.append((given, result, answer["arguments"], added))
     wrong = []
-    for (given, result, raw), answer in zip(kept, ask_vllm(lines), strict=True):
+    for (given, result, raw, added), answer in zip(kept, ask_vllm(lines), strict=True):
         assert "arguments" in answer, (answer, given.words)
         names = {
             name
             for name in differences(joined(raw), joined(answer["arguments"]), tmp_path)
-            if not is_noted(name, result)
+            if not is_noted(name, result, added)
         }
         wrong += (
             [(names, [word.text for word in given.words], [note.text for note in result.notes])]

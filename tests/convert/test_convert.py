@@ -107,16 +107,6 @@ def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, p
     assert "$" not in "".join(line for line in result.text.splitlines() if not line.strip().startswith("#"))
 
 
-def test_what_the_source_does_not_say_is_a_comment_where_it_belongs() -> None:
-    text = convert("vllm serve org/m --seed 1 --max-num-seqs $N --chat-template $T").text
-    said = [line.strip() for line in text.splitlines()]
-    at = said.index("# TODO: the source does not say `engine.max_num_seqs`: it reads `$N`; write its value")
-    assert said[at + 1] == "engine:"
-    assert (
-        "# - TODO: the source does not say `frontend.chat_template`: it reads `$T`; write its value" in said
-    )
-
-
 def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callable[..., Profile]) -> None:
     profile = made("vllm serve org/m --enable-chunked-prefill=False --enforce-eager=1")
     assert profile.engine == {"enable_chunked_prefill": False, "enforce_eager": True}
@@ -207,17 +197,6 @@ def test_a_name_of_today_wins_over_an_earlier_one_and_the_loser_is_noted(
     profile = made(text)
     assert profile.speculation and profile.speculation.keys["model"] == "org/new"
     assert any("`--speculative-model` is left out" in note for note in notes(text))
-
-
-def test_what_a_launch_adds_is_said_once_and_is_no_change_to_the_source() -> None:
-    result = convert("vllm serve org/m --host 127.0.0.1")
-    assert result.notes == ()
-    assert (
-        result.text.count(
-            "# A launch adds `--shutdown-timeout`, `--disable-access-log-for-endpoints`: see `specserve plan`.\n"
-        )
-        == 1
-    )
 
 
 def test_an_argument_file_is_read_where_it_lies(tmp_path: Path) -> None:

@@ -274,6 +274,6 @@ def test_arguments_that_cannot_be_known_are_refused(text: str, message: str) -> 
 def test_a_word_of_no_option_is_never_the_model_of_an_engine_that_has_one() -> None:
     (given,) = found("python -m sglang.launch_server --model-path a/b --tp 2 4")
     assert "model" not in given.settings and any(
-        "`4` belongs to no option" in note.text for note in given.notes
+        "`4` belongs to no option" in finding.message for finding in given.unresolved
     )
     assert models("vllm serve --model a/b --quantization fp8 c") == ["a/b"]
