@@ -65,6 +65,9 @@ def test_a_stale_folder_fails_in_ci_and_says_how_to_cure_it(
     assert written.out == f"stale: {tmp_path / 'llama70b-8b.service'}\n"
     assert "hint: the same command without `--check` renders them" in written.err
     assert "--max-model-len 8192" in (tmp_path / "llama70b-8b.service").read_text()  # nothing is written
+    (tmp_path / "llama70b-8b.service").unlink()
+    assert render(*changed) == 1
+    assert capsys.readouterr().out == f"missing: {tmp_path / 'llama70b-8b.service'}\n"
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:

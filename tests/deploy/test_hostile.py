@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specserve.deploy.deployment import Deployment, deployment
 from specserve.errors import ProfileError, UsageError
@@ -24,33 +22,6 @@ from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 EAGLE3 = load_profile(str(ROOT / "configs" / "llama33-70b-eagle3.yaml"))
-TEXT = st.text(
-    alphabet=st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20
-)
-
-
-@settings(
-    max_examples=20,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
-)
-@given(TEXT, TEXT, TEXT, TEXT)
-def test_no_text_becomes_a_command_of_sglangs_script(
-    tmp_path: Path, name: str, served: str, value: str, folder: str
-) -> None:
-    server = replace(EAGLE3.server, served_model_name=served)
-    target = replace(EAGLE3.target, model=f"/models/{folder.replace('/', '_')}")
-    profile = replace(EAGLE3, name=name, server=server, target=target, env={"NOTE": value})
-    made = deployment(profile, version="0.33", platform="cuda")
-    files = files_of("sglang", made)
-    (tmp_path / "launch.sh").write_bytes(files["launch.sh"].encode())
-    program = tmp_path / "sglang"
-    program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$NOTE" "$@"\n')
-    program.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", tmp_path / "launch.sh"], env=env, capture_output=True, check=True)
-    launch = launch_sglang(replace(made.profile, server=replace(made.profile.server, host=made.host)))
-    assert done.stdout.decode().split("\0")[:-1] == [value, *launch.argv[1:]]
 
 
 def _keys(unit: str) -> list[str]:
@@ -240,6 +211,22 @@ def test_each_target_reads_the_words_of_the_plan(text: str, tmp_path: Path) -> N
     assert config["runtime_env"]["env_vars"].items() >= texts_of(made).items()
     assert config["engine_kwargs"].get("hf_overrides", {text: text}) == {text: text}
     assert config["model_loading_config"]["model_id"] == made.plan.model
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_becomes_a_command_of_sglangs_script(text: str, tmp_path: Path) -> None:
+    server = replace(EAGLE3.server, served_model_name=text)
+    target = replace(EAGLE3.target, model=f"/models/{text.replace('/', '_')}")
+    profile = replace(EAGLE3, name=text, server=server, target=target, env={"NOTE": text})
+    made = deployment(profile, version="0.33", platform="cuda")
+    (tmp_path / "launch.sh").write_bytes(files_of("sglang", made)["launch.sh"].encode())
+    program = tmp_path / "sglang"
+    program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$NOTE" "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", tmp_path / "launch.sh"], env=env, capture_output=True, check=True)
+    launch = launch_sglang(replace(made.profile, server=replace(made.profile.server, host=made.host)))
+    assert done.stdout.decode().split("\0")[:-1] == [text, *launch.argv[1:]]
 
 
 @pytest.mark.parametrize("text", ["{leader}", "${MASTER_ADDR}", "$(LWS_LEADER_ADDRESS)", "--master-addr"])

@@ -91,20 +91,15 @@ def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
     canary = Canary("eagle", 10, made_of(LLAMA, *settings, alternative="eagle"))
     found = components(replace(made_of(LLAMA, *settings), canary=canary))
 
-    def claims(pool: str) -> tuple[set[str], set[str]]:
-        """Those that the pods of a pool mount, and those that are rendered with it."""
-        objects = [one for path, one in found.items() if path.rpartition("/")[0].rpartition("/")[0] == pool]
-        deployment = next(one for one in objects if one["kind"] == "Deployment")
-        volumes = deployment["spec"]["template"]["spec"]["volumes"]
-        mounted = {
+    claims = {path.rpartition("/")[2] for path in found if path.startswith("PersistentVolumeClaim/")}
+    assert claims == {"llama70b-8b-models", "llama70b-8b-cache"}
+    assert "components/canary/PersistentVolumeClaim" not in " ".join(found)
+    for path in ("Deployment/llama70b-8b", "components/canary/Deployment/llama70b-8b-canary"):
+        volumes = found[path]["spec"]["template"]["spec"]["volumes"]
+        mounted = [
             one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one
-        }
-        return mounted, {one["metadata"]["name"] for one in objects if one["kind"] == "PersistentVolumeClaim"}
-
-    mounted, rendered = claims("")
-    assert mounted == rendered == {"llama70b-8b-models", "llama70b-8b-cache"}
-    added, own = claims("components/canary")
-    assert added == mounted and not own
+        ]
+        assert {*mounted} == claims
 
 
 @pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])
