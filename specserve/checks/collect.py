@@ -137,7 +137,7 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     # `--locked` says by itself what is not locked; a directory of another machine is as it was
     drift = (
         item
-        for item in (drifts_from(profile, lock, ask_hub=False) if lock else ())
+        for item in (drifts_from(profile, lock) if lock else ())
         if (not wanted.locked if item.kind == "unlocked" else os.path.exists(item.model))  # noqa: PTH110
     )
     return lock, tuple(drift)

@@ -33,11 +33,11 @@ from specserve.memory.inputs import memory_inputs
 from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import answer_cache
-from specserve.plan.launch import launch, plainest, with_models, without_additions
+from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.schema import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.speculation import METHODS
-from specserve.vllm.versions import table
+from specserve.vllm.versions import known_versions, table
 
 _TARGET, _DRAFT = "target", "draft"
 _LLAMA = {
@@ -46,8 +46,14 @@ _LLAMA = {
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
 }  # fmt: skip
 _HEAD = {**_LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
+_PLAIN = Profile("", "plain", Target(_TARGET), engine={"max_num_seqs": 1})
+_BLOCK = Speculation("eagle3", {"method": "eagle3", "model": _DRAFT, "num_speculative_tokens": 1})
 _PLAINEST: tuple[dict[str, Any], ...] = tuple(
-    {"argv": argv, "models": {_TARGET: _LLAMA, _DRAFT: _HEAD}} for argv in plainest(_TARGET, _DRAFT)
+    {"argv": plan.argv[2:], "models": {_TARGET: _LLAMA, _DRAFT: _HEAD}}
+    for plan in (
+        launch(each, table=table(known_versions()[0]), platform="cuda", bare=True)
+        for each in (_PLAIN, replace(_PLAIN, speculation=_BLOCK))
+    )
 )
 """Launches that vLLM has nothing to say about: what it warns of is this machine, or vLLM itself."""
 
@@ -74,6 +80,7 @@ class VllmQuestion:
     """One launch on a machine, with what is known of its models, and the vLLM that is asked."""
 
     plan: LaunchPlan
+    """With the models as `named`."""
     machine: Machine
     vllm: VllmToAsk
     target: ModelFacts
@@ -91,7 +98,7 @@ class VllmQuestion:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The command line with folders in the place of models, which the child finds there."""
+        """The command line, and the models that the child finds under their names."""
         draft = self.draft
         is_head = self.method is not None and METHODS[self.method].draft == "head"
         # the tables that the checkpoint of a head does not bring, and so shares with its target
@@ -100,12 +107,11 @@ class VllmQuestion:
             lacks = ["embed_tokens"]
         elif draft and draft.tensors:
             lacks = [each for each in lacks if not any(each in name for name in draft.tensors)]
-        plan = with_models(self.plan, target=_TARGET, draft=_DRAFT if draft else None)
         return {
-            "argv": list(plan.argv[2:]),
+            "argv": list(self.plan.argv[2:]),
             "env": {
                 name: value
-                for name, value in plan.env.items()
+                for name, value in self.plan.env.items()
                 if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
             },
             "models": {
@@ -144,6 +150,14 @@ class VllmQuestion:
         return replace(verdict, refused=None, not_judged=f"{why}: {verdict.refused}")
 
 
+def named(profile: Profile, *, draft: bool) -> Profile:
+    """The profile with the names that its target, and its draft if that is known, have there."""
+    block = profile.speculation
+    if block and draft:
+        block = replace(block, keys={**block.keys, "model": _DRAFT})
+    return replace(profile, target=replace(profile.target, model=_TARGET), speculation=block)
+
+
 def questions_about(
     context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmToAsk
 ) -> list[VllmQuestion]:
@@ -164,9 +178,11 @@ def questions_about(
     for path, block in blocks.items():
         launched, beside = replace(context.profile, speculation=block), tuple[int, ...]()
         platform = "cpu" if machine.is_cpu else "cuda"
-        plan = launch(launched, table=accepted, platform=platform, version=vllm.version)
-        plan = plan if accepted.exact else without_additions(plan)
         target, draft = shapes["target"], shapes.get(path)
+        plan = launch(
+            named(launched, draft=draft is not None), table=accepted, platform=platform,
+            version=vllm.version, bare=not accepted.exact,
+        )  # fmt: skip
         known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}
         with suppress(FactError):
             band = reserve(memory_inputs(launched, machine=machine, version=vllm.version, **known))

@@ -31,20 +31,20 @@ def prepare(
     """
     profile = load_profile(path, settings=options.settings, alternative=options.alternative)
     try:
-        planned = plan_launch(profile, options, here=None if options.vllm else installed_vllm())
+        here = None if options.vllm else installed_vllm()
+        launched, plan, host = plan_launch(profile, options, here=here)
     except SpecserveError:
         if options.check:  # the rules say more than the first thing that cannot be planned
             _check_text(profile, options, notices)
         raise
-    plan = planned.plan
     if options.check and options.starts:
         offline = "HF_HUB_OFFLINE" in plan.env
-        check_launch(planned.written, options, offline=offline, notices=notices)
-        if planned.host:
-            _refuse_host(profile, plan, planned.host)
+        check_launch(profile, options, offline=offline, notices=notices)
+        if host:
+            _refuse_host(profile, plan, host)
     elif options.check:
-        _check_text(planned.written, options, notices)
-    return planned.profile, plan
+        _check_text(profile, options, notices)
+    return launched, plan
 
 
 def _check_text(profile: Profile, options: LaunchOptions, notices: Notices) -> None:
@@ -70,8 +70,7 @@ def check_launch(
     from specserve.checks.run import run_rules
 
     profile = replace(profile, alternatives={})  # what is not launched cannot stop the launch
-    locked = False if options.locked is False else None
-    wanted = CheckOptions(launch=True, offline=offline, locked=locked, tell=notices.progress)
+    wanted = CheckOptions(launch=True, offline=offline, tell=notices.progress)
     try:
         known = collect(profile, wanted=wanted)
         broken = [item.finding(profile) for item in known.unread]

@@ -96,7 +96,7 @@ def generate(
     source: Annotated[str, argument("IN.jsonl", _SOURCE)],
     *,
     output: Annotated[str, option("OUT.jsonl", _OUTPUT, "--output", "-o")],
-    locked: options.Locked = None,
+    locked: options.Locked = False,
     settings: options.Settings = None,
     alternative: options.Alternative = None,
 ) -> None:

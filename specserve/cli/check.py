@@ -61,7 +61,7 @@ def check(
     *,
     assume: options.Assume = None,
     offline: Annotated[bool, flag("--offline", _OFFLINE)] = False,
-    locked: options.Locked = None,
+    locked: options.Locked = False,
     strict: options.Strict = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     verbose: options.Verbose = False,
@@ -107,7 +107,7 @@ def check(
     notices, shown, judged = StderrNotices(), list[Report](), table(vllm) if vllm else None
     wanted = CheckOptions(
         offline=offline,
-        locked=locked,
+        locked=locked or None,
         machine=machine_of(assume) if assume else None,
         asks=not no_ask,
         source=source,

@@ -32,31 +32,30 @@ def lock(
     specserve lock --check configs/         in CI: is every lock up to date?
     """
     from specserve.cli.check import named_profiles
-    from specserve.models.hub import is_offline
-    from specserve.plan.locking import LockState, lock_problems, lock_profile
+    from specserve.plan.locking import lock_problems, lock_profile
     from specserve.profile.load import load_profile
     from specserve.report.findings import readable
     from specserve.report.launch import say_locked
 
-    states: list[LockState] = []
-    for file in named_profiles(profiles):
+    files, bad = named_profiles(profiles), 0
+    for file in files:
         profile = load_profile(file)
+        if check:
+            problems = lock_problems(profile)
+            for problem in problems:
+                out(readable(problem))
+            bad += bool(problems)
+            continue
         try:
-            if not check:
-                say_locked(lock_profile(profile), profile)
-                continue
-            state, problems = lock_problems(profile, ask_hub=not is_offline())
+            made, is_new = lock_profile(profile)
         except FactError as error:
             if error.cause == "offline":
                 error.hint = f"`specserve pull {file}` downloads it; unset HF_HUB_OFFLINE"
             raise
-        states.append(state)
-        for problem in problems:
-            out(readable(problem))
+        say_locked(made, profile, changed=is_new)
     if check:
-        bad = len(states) - states.count("holds")
         cure = ": `specserve lock` updates them" if bad else ""
-        say(f"{bad} of {count(len(states), 'lock')} missing or stale{cure}")
+        say(f"{bad} of {count(len(files), 'lock')} missing or stale{cure}")
         raise typer.Exit(1 if bad else 0)
 
 
@@ -76,14 +75,15 @@ def pull(
     specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
     from specserve.models.hub import fetch_files, refuse_full_disk
-    from specserve.plan.locking import lock_of, locked, not_locked
+    from specserve.plan.locking import entries, lock_of, locked
     from specserve.plan.uses import cache_of, downloads
     from specserve.profile.load import load_profile
 
     loaded = load_profile(profile, alternative=alternative)
     if known := lock_of(loaded):
-        for use in not_locked(loaded, known):
-            say(f"warning: `{escaped(use.model)}` is not in the lock")
+        for use, entry in entries(loaded, known):
+            if entry is None:
+                say(f"warning: `{escaped(use.model)}` is not in the lock")
         loaded = locked(loaded, known)
     cache = cache_of(loaded)
     try:

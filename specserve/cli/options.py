@@ -79,13 +79,8 @@ Settings = Annotated[
 ]
 _ALTERNATIVE = "Use this one of the profile's `alternatives`; `baseline` leaves speculation out."
 Alternative = Annotated[str | None, option("NAME", _ALTERNATIVE, "--alternative")]
-_LOCKED = (
-    "Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore"
-    " the lock."
-)
-Locked = Annotated[
-    bool | None, typer.Option("--locked/--no-lock", show_default=False, help=_LOCKED)
-]
+_LOCKED = "Use only the files that the profile's lock names (see `lock`), without the Hub."
+Locked = Annotated[bool, flag("--locked", _LOCKED)]
 _ASSUME = "Assume this machine instead of the one at hand, such as 4xH100-80GB."
 Assume = Annotated[str | None, option("[NODESx]COUNTxNAME", _ASSUME, "--assume")]
 Strict = Annotated[bool, flag("--strict", "Also fail for warnings.")]

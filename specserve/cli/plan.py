@@ -45,14 +45,14 @@ def plan(
     """
     from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
-    from specserve.plan.nodes import LaunchNode, node_count
+    from specserve.plan.nodes import node_count
     from specserve.profile.load import load_profile
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_plans, print_sglang
     from specserve.vllm.versions import newest_in
 
-    wanted = LaunchOptions(tuple(settings or ()), alternative, vllm=vllm, starts=False, whole=True)
+    wanted = LaunchOptions(tuple(settings or ()), alternative, vllm=vllm, starts=False)
     as_json = format == "json"
     if engine == "sglang" and vllm is None:
         version = newest_in(load_profile(profile, settings=wanted.settings).vllm)
@@ -65,8 +65,10 @@ def plan(
     if len(nodes) == 1:
         print_plans([made], as_json=as_json)
         return
-    address = None if source.engine.get("master_addr") else "ADDRESS_OF_NODE_0"
-    each = [replace(wanted, node=LaunchNode(rank, address)) for rank in nodes]
+    if not source.engine.get("master_addr"):
+        leader = "engine.master_addr=ADDRESS_OF_NODE_0"
+        wanted = replace(wanted, settings=(*wanted.settings, leader))
+    each = [replace(wanted, node=rank) for rank in nodes]
     print_plans([prepare(profile, one)[1] for one in each], as_json=as_json)
     say("# `up --node-rank N --set engine.master_addr=ADDRESS_OF_NODE_0` starts each node")
 
@@ -103,11 +105,11 @@ def diff(
         label = f"{launches[0]} (alternative {alternative})"
         named.append((label, with_alternative(named[0][1], alternative)))
     a, b = sides(*named)
-    comparison = compare(a, b)
+    found = compare(a, b)
     if format == "json":
-        out(json_document(comparison))
-    elif (found := len(comparison.argv) + len(comparison.env)) or a.plan.vllm != b.plan.vllm:
-        out(difference_text(a, b, comparison))
-        say(f"Found {count(found, 'difference')}")
+        out(json_document(found))
+    elif any(found.values()) or a.plan.vllm != b.plan.vllm:
+        out(difference_text(a, b, found))
+        say(f"Found {count(sum(map(len, found.values())), 'difference')}")
     else:
         say("No difference")

@@ -85,7 +85,7 @@ def _deployment(
     from specserve.vllm.versions import newest_in
 
     version = newest_in(load_profile(path, settings=settings).vllm)
-    wanted = LaunchOptions(settings, alternative, vllm=version, starts=False, whole=True)
+    wanted = LaunchOptions(settings, alternative, vllm=version, starts=False)
     source, plan = prepare(path, wanted, notices=StderrNotices())
     refuse_secrets(source)
     return deployment(source, version=version, platform=plan.platform, image=image)

@@ -36,7 +36,7 @@ def up(
     name: Annotated[str | None, option("NAME", _NAME, "--name")] = None,
     no_check: Annotated[bool, flag("--no-check", _NO_CHECK)] = False,
     insecure: Annotated[bool, flag("--insecure", _INSECURE)] = False,
-    locked: options.Locked = None,
+    locked: options.Locked = False,
     format: Messages = "text",
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
@@ -55,7 +55,6 @@ def up(
     """
     from specserve.checks.prepare import prepare, refuse_exposed
     from specserve.plan.launch import LaunchOptions
-    from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
     from specserve.serve.records import default_name, path_of
 
@@ -69,7 +68,7 @@ def up(
         check=not no_check,
         locked=locked,
         passed=("SD108",) if insecure else (),
-        node=None if node_rank is None else LaunchNode(node_rank),
+        node=node_rank,
     )
     notices = StderrNotices()
     source, plan = prepare(profile, wanted, notices=notices)

@@ -17,7 +17,7 @@ from specserve.models.hub import NOT_READ
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
 from specserve.plan.locking import lock_of
-from specserve.plan.nodes import LaunchNode, node_count, on_node
+from specserve.plan.nodes import node_count
 from specserve.plan.uses import ModelUse, Mount, contained, model_uses
 from specserve.profile.schema import Profile, Server, fingerprint, world_size
 from specserve.profile.writer import Commented
@@ -264,9 +264,9 @@ def deployment(
     plan = launch(inside, table=known, platform=platform, version=version)
     plan = replace(plan, fingerprint=whole)
     nodes = node_count(inside)
-    leader = None if inside.engine.get("master_addr") else _LEADER
+    led = replace(inside, engine={"master_addr": _LEADER, **inside.engine})
     ranks = [
-        on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
+        launch(led, table=known, platform=platform, version=version, node=rank)
         for rank in range(nodes if nodes > 1 else 0)
     ]
     downloads: dict[tuple[str, str | None], ModelUse] = {}

@@ -22,5 +22,5 @@ def sglang(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
         lines.append(f"Run it in the folder that holds {made.mounted}.")
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in bare.env.items())
     head = comment("\n".join(lines))
-    command = f"set -eu\n{exported}exec {shell(replace(bare, env={}))}"
+    command = f"set -eu\n{exported}exec {shell(bare.argv, {})}"
     return (Artifact("launch.sh", f"#!/bin/sh\n{head}{command}"),)

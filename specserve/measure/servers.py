@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import secrets
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +16,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from specserve import __version__
 from specserve.diagnostics import Notices
 from specserve.errors import Interrupted, TrafficError
+from specserve.hardware.accelerators import gpus, selected
 from specserve.hardware.host import free_port
 from specserve.measure.bench.blocks import Block, Pass
 from specserve.measure.bench.generator import LoadGenerator
@@ -32,6 +36,7 @@ from specserve.serve.client import Client
 from specserve.serve.requests import RequestRefused, endpoint
 from specserve.serve.server import running
 from specserve.serve.signals import StopRequest, signal_name
+from specserve.vllm.versions import installed
 
 if TYPE_CHECKING:
     from specserve.measure.bench.plan import BenchPlan
@@ -43,6 +48,17 @@ _WARM_UP_LOADS = (4, 64)
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)
 """Drawn for each run of the program: all else in a salt is alike, and servers outlive a run."""
+
+
+def described(platform: str | None) -> dict[str, str]:
+    """What the servers run on; the cores alone if all of them are at URLs (None)."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if platform is None:
+        return {"cores": str(cores)}
+    cards = selected(gpus(), devices=None, environ=os.environ) if platform != "cpu" else []
+    name, vllm = f"{len(cards)}x{cards[0].name}" if cards else platform, installed()
+    found = {"cores": str(cores), "accelerator": name, "specserve": __version__}
+    return found | {"vllm": vllm.version if vllm is not None else "?"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,17 +114,12 @@ def read_from_hub(model: str, *, revision: str | None = None) -> ModelFacts:
         return replace(facts, revision=revision, commit=info.sha)
 
 
-def current_commit(model: str, *, revision: str | None = None) -> str:
-    """The commit that a branch has now. Raises FactError."""
-    return str(_info(model, revision).sha)
-
-
 def derived_drafts(target: str) -> list[tuple[str, str | None]]:
     """The models that name the target as their base and are tagged as drafts, by name.
 
     Each with the day of its last change. Raises FactError.
     """
-    current_commit(target)  # for a list, the library would ask a Hub that is away for 24 s
+    _info(target, None)  # for a list, the library would ask a Hub that is away for 24 s
     found = dict[str, str | None]()
     with _asking(target):
         for tag in _DRAFT_TAGS:

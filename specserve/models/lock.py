@@ -15,7 +15,7 @@ from typing import Any, Literal
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, Tensor
 from specserve.models.folder import MAX_BYTES, is_small, read_folder, read_object, read_regular
-from specserve.models.hub import COMMIT, current_commit
+from specserve.models.hub import COMMIT
 
 VERSION = 1
 
@@ -145,27 +145,26 @@ class Drift:
     """One model that is not as its lock says, at a path of the profile; `detail`: what changed."""
 
     path: str
-    kind: Literal["changed", "moved", "unlocked", "unreadable"]
+    kind: Literal["changed", "unlocked", "unreadable"]
     model: str
     """Or the lock itself, if it cannot be read."""
     detail: tuple[str, ...] = ()
 
 
-def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) -> Drift | None:
+def drift_of(entry: ModelFacts | None, *, path: str, model: str) -> Drift | None:
     """How one model of a profile differs from its entry in the lock; None if it does not.
 
-    Raises FactError if the Hub was asked and did not answer.
+    A commit of the Hub cannot change.
     """
     if entry is None:
         return Drift(path, "unlocked", model)
-    if entry.commit is None:
-        try:
-            facts = read_folder(Path(model), model, "directory")
-            old, new = entry.files, hashed(facts).files
-            names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-            files = tuple(f"`{name}` differs from the lock" for name in names)
-        except FactError as error:
-            files = (error.message,)
-        return Drift(path, "changed", model, files) if files else None
-    now = current_commit(entry.model, revision=entry.revision) if ask_hub else entry.commit
-    return Drift(path, "moved", model, (now,)) if now != entry.commit else None
+    if entry.commit is not None:
+        return None
+    try:
+        facts = read_folder(Path(model), model, "directory")
+        old, new = entry.files, hashed(facts).files
+        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        files = tuple(f"`{name}` differs from the lock" for name in names)
+    except FactError as error:
+        files = (error.message,)
+    return Drift(path, "changed", model, files) if files else None

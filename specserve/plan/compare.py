@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.plan.launch import launch
@@ -42,87 +42,61 @@ class Side:
     plan: LaunchPlan
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchComparison:
-    """What differs, by kind."""
-
-    argv: tuple[Difference, ...] = ()
-    env: tuple[Difference, ...] = ()
-
-
 def sides(*named: tuple[str, Profile]) -> list[Side]:
     """The launch of each by the newest version that all are for; not for this machine."""
     ranges = [in_range(profile.vllm or "") or known_versions() for _, profile in named]
     common = [version for version in ranges[0] if all(version in known for known in ranges)]
-    machines = [profile.hardware.accelerator for _, profile in named if profile.hardware]
     found = []
     for (label, profile), known in zip(named, ranges, strict=True):
-        version = (common or list(known))[-1]
-        # a command names no hardware: it is for the machine of the other side
-        own = [profile.hardware.accelerator] if profile.hardware else machines
-        platform = "cpu" if "cpu" in own else "cuda"
+        version, hardware = (common or known)[-1], profile.hardware
+        platform = "cpu" if hardware and hardware.accelerator == "cpu" else "cuda"
         plan = launch(profile, table=table(version), platform=platform, version=version)
         found.append(Side(label, profile, plan))
     return found
 
 
-def compare(a: Side, b: Side) -> LaunchComparison:
-    """The launches of two sides, key by key, in the order of the first."""
-    return LaunchComparison(argv=differences(_argv(a), _argv(b)), env=differences(_env(a), _env(b)))
+def compare(a: Side, b: Side) -> dict[str, list[Difference]]:
+    """What differs in `argv` and `env`, in the order of the first; True is not 1."""
+    found: dict[str, list[Difference]] = {"argv": [], "env": []}
+    for part, differences in found.items():
+        ours, theirs = (dict(_leaves(side, is_env=part == "env")) for side in (a, b))
+        for key in {**ours, **theirs}:
+            one, other = ours.get(key), theirs.get(key)
+            kinds = [each and (isinstance(each.value, bool), each.value) for each in (one, other)]
+            if kinds[0] != kinds[1]:
+                shown = (
+                    each and Written(masked(key, each.value), each.span) for each in (one, other)
+                )
+                differences.append(Difference(key, *shown))
+    return found
 
 
-def differences(a: Mapping[str, Written], b: Mapping[str, Written]) -> tuple[Difference, ...]:
-    """The keys whose values are not the same; places do not count, and True is not 1."""
+def _leaves(side: Side, *, is_env: bool) -> Iterator[tuple[str, Written]]:
+    """The flags, or the variables. Of JSON each key by itself, as vLLM takes them: `--x.method`.
 
-    def shown(key: str, written: Written | None) -> Written | None:
-        return written and replace(written, value=masked(key, written.value))
-
-    def value(written: Written | None) -> Any:
-        return written and (isinstance(written.value, bool), written.value)
-
-    return tuple(
-        Difference(key, shown(key, a.get(key)), shown(key, b.get(key)))
-        for key in dict.fromkeys([*a, *b])
-        if value(a.get(key)) != value(b.get(key))
-    )
+    A flag without a value is on; `--no-x` is `--x`, off.
+    """
+    for origin in side.plan.origins:
+        key, value, span = origin.key, origin.value, origin.span
+        if (key in side.plan.env) is not is_env:
+            continue
+        if isinstance(value, FromEnv):
+            value = f"${value.name}"
+        elif not value and key.startswith("--"):
+            key, value = f"--{key[2:].removeprefix('no-')}", not key.startswith("--no-")
+        elif value.startswith("{") and not is_env:
+            with suppress(ValueError):
+                value = json.loads(value)
+        yield from _flat(key, value, span, side.profile)
 
 
 def _flat(
-    key: str, value: Any, *, spans: Mapping[str, Span], path: str
+    key: str, value: Any, span: Span | None, profile: Profile
 ) -> Iterator[tuple[str, Written]]:
     """The leaves of nested mappings with dotted keys, each at its place or that of its holder."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
-            yield from _flat(f"{key}.{name}", item, spans=spans, path=f"{path}.{name}")
-        return
-    while path and path not in spans:
-        path = path.rpartition(".")[0]
-    yield key, Written(value, spans.get(path))
-
-
-def _argv(side: Side) -> dict[str, Written]:
-    """The flags; of a JSON value each key by itself, as vLLM takes them too: `--x.method`.
-
-    A flag without a value is on; `--no-x` is `--x`, off.
-    """
-    found: dict[str, Written] = {}
-    for origin in side.plan.origins:
-        if origin.key in side.plan.env:
-            continue
-        key, value = origin.key, cast(Any, origin.value)
-        if not value and key.startswith("--"):
-            key, value = f"--{key[2:].removeprefix('no-')}", not key.startswith("--no-")
-        elif value.startswith("{"):
-            with suppress(ValueError):
-                value = json.loads(value)
-        path, spans = (origin.span.path, side.profile.spans) if origin.span else ("", {})
-        found |= dict(_flat(key, value, spans=spans, path=path))
-    return found
-
-
-def _env(side: Side) -> dict[str, Written]:
-    spans = {origin.key: origin.span for origin in side.plan.origins}
-    return {
-        name: Written(f"${value.name}" if isinstance(value, FromEnv) else value, spans.get(name))
-        for name, value in side.plan.env.items()
-    }
+            place = span and profile.spans.get(f"{span.path}.{name}", span)
+            yield from _flat(f"{key}.{name}", item, place, profile)
+    else:
+        yield key, Written(value, span)

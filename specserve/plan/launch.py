@@ -1,28 +1,29 @@
-"""A profile to a launch plan, by the vLLM version's table and the platform."""
+"""A profile to a launch plan, by the vLLM version's table, the machine, and the lock."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError
 from specserve.plan.arguments import keyword_value, problems, tokens
-from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.schema import Profile, Target, defaults_of, fingerprint, world_size
-from specserve.vllm.arguments import Argument, VllmTable
+from specserve.plan.launchplan import FromEnv, LaunchPlan, Origin
+from specserve.plan.nodes import node_arguments, node_count, value_at
+from specserve.profile.schema import Profile, Target, defaults_of, fingerprint
+from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import Vllm, contains, newest_in, table
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host
-    from specserve.plan.nodes import LaunchNode
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
 QUIET_PATHS = "disable_access_log_for_endpoints"
 DRAIN_MARGIN_S = 5
 """vLLM's own drain ends this long before specserve kills the group."""
+_OF_SERVERS = ("served_model_name", "shutdown_timeout", PER_REQUEST_METRICS)
+"""Engine arguments that mean nothing without a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,106 +36,81 @@ class LaunchOptions:
     """Instead of the profile's `speculation`; `baseline`: none."""
     port: int | None = None
     """Instead of the profile's."""
-    node: LaunchNode | None = None
+    node: int | None = None
     """Which of several nodes this is."""
-    whole: bool = False
-    """Without a `node`, plan all of several nodes in one; else that is an error."""
     vllm: str | None = None
     """Plan for this version, not for the installed one."""
     starts: bool = True
     """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
-    locked: bool | None = None
-    """The lock must be there, and all that it names; False: it is ignored; None: it is used."""
+    locked: bool = False
+    """The lock must be there, and all that it names."""
     check: bool = True
     passed: Collection[str] = ()
     """Codes of errors that do not stop the launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A profile as it is launched, at its lock, and the plan of that launch."""
+def plan_launch(
+    profile: Profile, options: LaunchOptions, *, here: Vllm | None
+) -> tuple[Profile, LaunchPlan, Host | None]:
+    """The profile at its lock, its launch, and the machine if the plan is for the vLLM on it.
 
-    profile: Profile
-    plan: LaunchPlan
-    written: Profile
-    """The profile without its lock: what the rules judge."""
-    host: Host | None = None
-    """The machine, if the plan is for the vLLM that is installed on it."""
-
-
-def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) -> Planned:
-    """The launch of a profile by the vLLM that is installed `here`, or by the options' version.
-
-    A plan that is only looked at is for the newest vLLM of the profile's range if the installed one
-    is not in it, or for another accelerator: several ranks without `hardware` are for GPUs. Raises
-    UsageError and FactError.
+    The plan is for the vLLM that is installed `here`, or for the options' version. One that is only
+    looked at is for the newest vLLM of the profile's range if the installed one is not in it, or
+    for another accelerator. Raises UsageError and FactError.
     """
-    from specserve.plan.locking import at_lock, without_hub
-    from specserve.plan.nodes import share_of_node
+    from specserve.plan.locking import lock_of, locked, offline_problems
 
-    written = profile
-    profile, lock = at_lock(written, is_needed=options.locked)
-    kind = profile.hardware.accelerator if profile.hardware else None
-    is_cpu = None if kind is None else kind.strip().lower() == "cpu"
-    ranks = (
-        world_size(profile) if is_cpu is None and options.whole else 1
-    )  # else it is for this machine
-    vllm = _vllm(profile, options, is_cpu=False if ranks > 1 else is_cpu, here=here)
+    lock = lock_of(profile)
+    if lock is None and options.locked:
+        raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
+    profile = locked(profile, lock) if lock else profile
+    vllm = _vllm(profile, options, here)
+    nodes = node_count(profile)
+    if options.starts and options.node is None and nodes > 1:
+        text = f"{profile.span('hardware.nodes')}: each of {nodes} nodes needs a command"
+        hint = "run `specserve up … --node-rank 0 --set engine.master_addr=ADDRESS` on the first, "
+        hint += "with its own address; then the others, from `--node-rank 1` on"
+        raise UsageError(text, hint=hint)
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
         from specserve.hardware.host import free_port
 
         port = free_port(profile.server.host)
+    host, is_complete = None, False
+    if vllm.installed is not None:
+        from specserve.plan import host as machine
+
+        host, missing = machine.this_host(), offline_problems(profile, lock) if lock else []
+        if missing and options.locked and options.starts:
+            hint = "`specserve pull` downloads what is missing; `specserve lock` records changes"
+            raise FactError("some files are not as the lock says", hint=hint, causes=tuple(missing))
+        is_complete = lock is not None and not missing
     plan = launch(
-        profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port
-    )
-    plan = share_of_node(plan, profile, vllm.table, options.node, whole=options.whole)
-    if vllm.installed is None:
-        if ranks > 1 and plan.platform == "cuda":
-            why = f"assumed: {ranks} GPUs, because `hardware` names no accelerator"
-            plan = replace(plan, added=(Added("platform", why), *plan.added))
-        return Planned(profile, plan, written)
-    from specserve.plan.host import localize, this_host
-
-    host = this_host()
-    plan = localize(plan, installed=vllm.installed, host=host)
-    plan = without_hub(plan, profile, lock, needed=bool(options.locked) and options.starts)
-    return Planned(profile, plan, written, host)
+        profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port,
+        node=options.node, host=host, offline=is_complete,
+    )  # fmt: skip
+    return profile, plan, host
 
 
-def _vllm(
-    profile: Profile, options: LaunchOptions, *, is_cpu: bool | None, here: Vllm | None
-) -> Vllm:
-    """A named version, else the installed one, else the newest in the range. Raises FactError.
-
-    `is_cpu`: what the profile's accelerator is, None if it names none.
-    """
-    range_ = profile.vllm
+def _vllm(profile: Profile, options: LaunchOptions, here: Vllm | None) -> Vllm:
+    """A named version, else the installed one, else the newest in the range. Raises FactError."""
+    kind = profile.hardware.accelerator if profile.hardware else None
+    is_cpu = None if kind is None else kind.strip().lower() == "cpu"
     if options.vllm is None and here is None and options.starts:
         hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
         raise FactError("vLLM is not installed in specserve's environment", hint=hint)
     if options.vllm is None and here is not None:
-        is_in_range = not range_ or contains(range_, here.version)
+        is_in_range = not profile.vllm or contains(profile.vllm, here.version)
         if options.starts and not is_in_range:
             place = profile.spans.get("vllm", Span(profile.file))
-            text = f"{place}: vLLM {here.version} is installed, and the profile is for `{range_}`"
-            raise FactError(text, hint="install a vLLM version in this range, or widen the range")
-        is_elsewhere = is_cpu is not None and is_cpu != (here.platform == "cpu")
-        if options.starts or (is_in_range and not is_elsewhere):
-            return here  # a plan to look at may be for another accelerator
-    version = options.vllm or newest_in(range_)
+            text = f"vLLM {here.version} is installed, and the profile is for `{profile.vllm}`"
+            hint = "install a vLLM version in this range, or widen the range"
+            raise FactError(f"{place}: {text}", hint=hint)
+        # a plan to look at may be for another accelerator
+        if options.starts or (is_in_range and is_cpu in (None, here.platform == "cpu")):
+            return here
+    version = options.vllm or newest_in(profile.vllm)
     return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One engine or server argument with its value and the place where it was written."""
-
-    argument: Argument
-    value: Any
-    span: Span | None
-    offline: bool = False
-    why: str | None = None
 
 
 def launch(
@@ -144,142 +120,136 @@ def launch(
     platform: str,
     version: str | None = None,
     port: int | None = None,
+    node: int | None = None,
+    host: Host | None = None,
+    offline: bool = False,
+    bare: bool = False,
 ) -> LaunchPlan:
-    """The launch of a profile by one vLLM version on `cpu` or `cuda`. `port`: instead of its own.
+    """The launch of a profile by one vLLM version on `cpu` or `cuda`.
 
-    Raises UsageError for an argument that this version does not have.
+    `port`: instead of its own. `node`: one of several. `host`: the machine that starts it.
+    `offline`: it needs nothing of the Hub. `bare`: without what only specserve wants, which not
+    every vLLM has. Raises UsageError for an argument that this version does not have.
     """
-    mark = fingerprint(profile)
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
             place = profile.spans.get(problem.path, Span(profile.file))
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     port = profile.server.port if port is None else port
-    argv = ["vllm", "serve", profile.target.model]
+    items = [*_arguments(profile, table, port=port, node=node, bare=bare)]
+    variables = [*_variables(profile, platform=platform)]
+    if host is not None and platform == "cpu":
+        from specserve.plan.host import for_cpu
+
+        needs = [*for_cpu(profile, host)]
+        items += [need for need in needs if need.key in table.engine]
+        variables += [need for need in needs if need.key not in table.engine]
+    if offline:
+        why = "the cache has all that the lock lists"
+        variables.append(Origin("HF_HUB_OFFLINE", "1", None, why))
+        if not profile.server.served_model_name:
+            # offline, vLLM takes a Hub id for the path of its snapshot
+            # vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`
+            why = "offline, vLLM would label its metrics with a path of the cache"
+            items.append(Origin("served_model_name", profile.target.model, None, why))
+    argv = [*(host.program if host else ("vllm", "serve")), profile.target.model]
     kwargs: dict[str, Any] = {"model": profile.target.model}
     origins = [Origin("model", profile.target.model, profile.spans.get("target.model"))]
-    added = []
-    for item in _items(profile, table, port=port):
-        words = tokens(item.argument, item.value)
-        keyword = keyword_value(item.argument, item.value)
+    for item in items:
+        name, of_engine = item.key, item.key in table.engine
+        argument = table.engine[name] if of_engine else table.frontend[name]
+        words = tokens(argument, item.value)
         argv += words
         if words:
             flag, _, rest = words[0].partition("=")
-            origins.append(Origin(flag, " ".join(words[1:]) or rest, item.span))
-        if item.offline and item.value is not None and item.argument.name != PER_REQUEST_METRICS:
-            kwargs[item.argument.name] = keyword
-        if item.why:
-            added.append(Added(item.argument.flag or item.argument.name, item.why))
-    env, env_origins = _environment(profile, platform=platform)
+            origins.append(replace(item, key=flag, value=" ".join(words[1:]) or rest))
+        if of_engine and name not in _OF_SERVERS and item.value is not None:
+            kwargs[name] = keyword_value(argument, item.value)
+    if node:
+        argv.append("--headless")
+        why = "only node 0 answers requests"
+        origins.append(Origin("--headless", "", None, why))
+    env = {each.key: each for each in variables}
     return LaunchPlan(
         name=profile.name,
-        fingerprint=mark,
+        fingerprint=fingerprint(profile),
         vllm=version or table.minor,
         platform=platform,
         argv=tuple(argv),
-        env=env,
+        env={name: each.value for name, each in env.items()},
         engine_kwargs=kwargs,
         host=profile.server.host,
         port=port,
         model=profile.server.served_model_name or profile.target.model,
         stall_timeout_s=profile.server.stall_timeout_s,
         shutdown_timeout_s=profile.server.shutdown_timeout_s,
-        speculation=kwargs.get("speculative_config"),
-        added=tuple(added),
-        origins=(*origins, *env_origins),
+        origins=(*origins, *env.values()),
+        node_rank=node,
     )
 
 
-def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
-    """Every argument after the model, in the profile's order; then what specserve adds."""
+def _arguments(
+    profile: Profile, table: VllmTable, *, port: int, node: int | None, bare: bool
+) -> Iterator[Origin]:
+    """Every argument after the model by vLLM's name, in the profile's order; then what is added."""
     spans, server = profile.spans, profile.server
+    of_node = {} if node is None else node_arguments(profile, node)
     for name, default in defaults_of(Target).items():
         value = getattr(profile.target, name)
         if name != "model" and value != default:
-            yield _Item(table.engine[name], value, spans.get(f"target.{name}"), offline=True)
+            yield Origin(name, value, spans.get(f"target.{name}"))
     if profile.speculation:
-        config, span = profile.speculation.keys, spans.get("speculation")
-        yield _Item(table.engine["speculative_config"], config, span, offline=True)
-    for name, value in profile.engine.items():
-        if (
-            name != PER_REQUEST_METRICS or profile.speculation
-        ):  # vLLM refuses it without speculation
-            yield _Item(table.engine[name], value, spans.get(f"engine.{name}"), offline=True)
-    for name, value in profile.frontend.items():
-        if name != PER_REQUEST_METRICS or profile.speculation:
-            yield _Item(table.frontend[name], value, spans.get(f"frontend.{name}"))
+        yield Origin("speculative_config", profile.speculation.keys, spans.get("speculation"))
+    given = {f"engine.{name}": value for name, value in profile.engine.items()}
+    given |= {f"frontend.{name}": value for name, value in profile.frontend.items()}
+    for path, value in given.items():
+        name = path.partition(".")[2]
+        # vLLM refuses these metrics without speculation
+        if name not in of_node and (name != PER_REQUEST_METRICS or profile.speculation):
+            yield Origin(name, value, spans.get(path))
     if server.served_model_name:
         span = spans.get("server.served_model_name")
-        yield _Item(table.engine["served_model_name"], server.served_model_name, span)
-    loopback = None if "server.host" in spans else "loopback unless the profile says otherwise"
-    yield _Item(table.frontend["host"], server.host, spans.get("server.host"), why=loopback)
-    yield _Item(table.frontend["port"], port, spans.get("server.port"))
-    if "shutdown_timeout" in table.engine:
-        seconds = max(0, int(server.shutdown_timeout_s) - DRAIN_MARGIN_S)
+        yield Origin("served_model_name", server.served_model_name, span)
+    why = "" if "server.host" in spans else "loopback unless the profile says otherwise"
+    yield Origin("host", server.host, spans.get("server.host"), why)
+    yield Origin("port", port, spans.get("server.port"))
+    if not bare:
+        yield from _added(profile, table)
+    for name, value in of_node.items():
+        why = f"node {node} of {of_node['nnodes']}: `hardware.nodes`" if name == "nnodes" else ""
+        yield Origin(name, value, spans.get("hardware.nodes") if why else None, why)
+
+
+def _added(profile: Profile, table: VllmTable) -> Iterator[Origin]:
+    """What specserve wants of a server that this vLLM has and the profile does not say."""
+    known, said = {**table.engine, **table.frontend}, {*profile.engine, *profile.frontend}
+    seconds = max(0, int(profile.server.shutdown_timeout_s) - DRAIN_MARGIN_S)
+    if "shutdown_timeout" in known:
         why = f"time to finish requests: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
-        yield _Item(table.engine["shutdown_timeout"], seconds, None, why=why)
-    quiet = {QUIET_PATHS, "disable_uvicorn_access_log"} & set(profile.frontend)
-    if not quiet and QUIET_PATHS in table.frontend:
+        yield Origin("shutdown_timeout", seconds, None, why)
+    if QUIET_PATHS in known and not {QUIET_PATHS, "disable_uvicorn_access_log"} & said:
         why = "`up`, `watch` and probes ask for these every few seconds: the log stays readable"
-        yield _Item(table.frontend[QUIET_PATHS], "/health,/metrics", None, why=why)
-    wanted = profile.speculation and PER_REQUEST_METRICS not in {
-        **profile.engine,
-        **profile.frontend,
-    }
-    argument = table.engine.get(PER_REQUEST_METRICS) or table.frontend.get(PER_REQUEST_METRICS)
-    if wanted and argument:
-        yield _Item(
-            argument, "summary", None, why="`specserve ask` shows the acceptance of its own request"
-        )
+        yield Origin(QUIET_PATHS, "/health,/metrics", None, why)
+    if profile.speculation and PER_REQUEST_METRICS in known.keys() - said:
+        why = "`specserve ask` shows the acceptance of its own request"
+        yield Origin(PER_REQUEST_METRICS, "summary", None, why)
 
 
-def _environment(
-    profile: Profile, *, platform: str
-) -> tuple[Mapping[str, str | FromEnv], list[Origin]]:
-    env: dict[str, str | FromEnv] = dict(profile.env)
-    origins = [
-        Origin(name, value, profile.spans.get(f"env.{name}")) for name, value in profile.env.items()
-    ]
+def _variables(profile: Profile, *, platform: str) -> Iterator[Origin]:
+    """The environment; of a name that comes twice the last one counts."""
+    for name, value in profile.env.items():
+        yield Origin(name, value, profile.spans.get(f"env.{name}"))
     if profile.server.api_key_env:
-        env["VLLM_API_KEY"] = FromEnv(profile.server.api_key_env)
-        name = f"${profile.server.api_key_env}"
-        origins.append(Origin("VLLM_API_KEY", name, profile.spans.get("server.api_key_env")))
+        key = FromEnv(profile.server.api_key_env)
+        yield Origin("VLLM_API_KEY", key, profile.spans.get("server.api_key_env"))
     devices = profile.hardware.devices if profile.hardware else None
     if devices and platform == "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
-        span = profile.spans.get("hardware.devices")  # None: from the command line
-        origins = [origin for origin in origins if origin.key != "CUDA_VISIBLE_DEVICES"]
-        origins.append(Origin("CUDA_VISIBLE_DEVICES", str(env["CUDA_VISIBLE_DEVICES"]), span))
-    return env, origins
-
-
-def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPlan:
-    """The same launch with other names or folders of its models; None: the draft stays."""
-    argv = list(plan.argv)
-    argv[2] = target
-    if draft is not None:
-        at = argv.index("--speculative-config") + 1
-        argv[at] = json.dumps({**json.loads(argv[at]), "model": draft})
-    return replace(plan, argv=tuple(argv))
-
-
-def plainest(target: str, draft: str) -> tuple[list[str], list[str]]:
-    """The words after `vllm serve` of plain launches, without and with a head."""
-    words = [target, "--max-num-seqs", "1"]
-    block = {"method": "eagle3", "model": draft, "num_speculative_tokens": 1}
-    return words, [*words, "--speculative-config", json.dumps(block)]
-
-
-def without_additions(plan: LaunchPlan) -> LaunchPlan:
-    """The same launch without the options that only specserve wants, which not every vLLM has."""
-    argv = list(plan.argv)
-    for item in plan.added:
-        at = argv.index(item.key) if item.key in argv else len(argv)
-        del argv[at : at + 2]
-    return replace(plan, argv=tuple(argv))
+        value = ",".join(str(device) for device in devices)
+        yield Origin("CUDA_VISIBLE_DEVICES", value, profile.spans.get("hardware.devices"))
 
 
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """The same launch on another port, such as the free one that stands in for 0."""
-    span = next((origin.span for origin in plan.origins if origin.key == "--port"), None)
-    return replace(plan.with_option("--port", str(port), span=span), port=port)
+    argv = list(plan.argv)
+    argv[value_at(plan, "port")] = str(port)
+    return replace(plan, argv=tuple(argv), port=port)

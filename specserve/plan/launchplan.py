@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from specserve.diagnostics import Span
 
@@ -20,20 +20,13 @@ class FromEnv:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """Something that the profile does not say and the plan adds, with the reason."""
-
-    key: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a flag or variable of the plan was written; `span` is None where specserve added it."""
+    """A flag or variable of the plan, and where it was written, or why specserve adds it."""
 
     key: str
-    value: str
-    span: Span | None
+    value: Any
+    span: Span | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +49,24 @@ class LaunchPlan:
     """The name that clients send: the served model name, or else the target itself."""
     stall_timeout_s: float
     shutdown_timeout_s: float
-    speculation: Mapping[str, Json] | None = None
-    added: tuple[Added, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), repr=False)
     node_rank: int | None = None
     """Which of several nodes it is for; None where there is one. Only node 0 answers requests."""
 
     @property
+    def speculation(self) -> Any:
+        """vLLM's `speculative_config`; None without speculation."""
+        return self.engine_kwargs.get("speculative_config")
+
+    @property
+    def added(self) -> tuple[Origin, ...]:
+        """What the profile does not say."""
+        return tuple(origin for origin in self.origins if origin.why)
+
+    @property
     def api_key_env(self) -> str | None:
         """The environment variable that holds the server's key; None without a key."""
         return next((value.name for value in self.env.values() if isinstance(value, FromEnv)), None)
-
-    def with_env(self, name: str, value: str, why: str) -> LaunchPlan:
-        """The plan with a variable that specserve adds."""
-        origins = (
-            *(origin for origin in self.origins if origin.key != name),
-            Origin(name, value, None),
-        )
-        added = (*self.added, Added(name, why))
-        return replace(self, env={**self.env, name: value}, added=added, origins=origins)
-
-    def with_option(
-        self, flag: str, value: str, *, span: Span | None = None, why: str = ""
-    ) -> LaunchPlan:
-        """The plan with an option of vLLM, in the place of the one of that name if there is one.
-
-        `span`: where it is written; `why`: the reason why specserve adds it.
-        """
-        argv, origins, words = (
-            list(self.argv),
-            list(self.origins),
-            [flag, value] if value else [flag],
-        )
-        at = argv.index(flag) if flag in argv else len(argv)
-        argv[at : at + len(words)] = words
-        place = next((i for i, origin in enumerate(origins) if origin.key == flag), len(origins))
-        origins[place : place + 1] = [Origin(flag, value, span)]
-        added = (*self.added, Added(flag, why)) if why else self.added
-        return replace(self, argv=tuple(argv), added=added, origins=tuple(origins))
 
     @property
     def answers(self) -> bool:
@@ -113,52 +86,22 @@ def host_in_url(host: str) -> str:
     return f"[{found.replace('%', '%25')}]" if ":" in found else found
 
 
-class Startable(Protocol):
-    """What a shell can start."""
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The program and its arguments."""
-
-    @property
-    def env(self) -> Mapping[str, str | FromEnv]:
-        """What is set on top of the inherited environment."""
-
-
-def shell(plan: Startable) -> str:
+def shell(argv: Sequence[str], env: Mapping[str, str | FromEnv]) -> str:
     """One command for a POSIX shell that starts the same server. Keys stay in their variables.
 
     The shell refuses it where such a variable is unset: vLLM would serve without a key.
     """
-    start = next((i for i, word in enumerate(plan.argv) if word.startswith("--")), len(plan.argv))
     # assignments, not `env NAME=…`: the argv of `env` shows for a moment in the process list
-    lines = [f"{name}={_assigned(value)}" for name, value in plan.env.items()]
-    lines.append(" ".join(shlex.quote(word) for word in plan.argv[:start]))
-    for word in plan.argv[start:]:
+    lines = [
+        f'{name}="${{{value.name}:?}}"'
+        if isinstance(value, FromEnv)
+        else f"{name}={shlex.quote(value)}"
+        for name, value in env.items()
+    ]
+    lines.append(shlex.quote(argv[0]))
+    for word in argv[1:]:
         if word.startswith("--"):
             lines.append("  " + shlex.quote(word))
         else:
             lines[-1] += " " + shlex.quote(word)
     return " \\\n".join(lines) + "\n"
-
-
-def _assigned(value: str | FromEnv) -> str:
-    return f'"${{{value.name}:?}}"' if isinstance(value, FromEnv) else shlex.quote(value)
-
-
-def as_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The stable form: `version` 1, keys are never removed within it."""
-    return {
-        "version": 1,
-        "name": plan.name,
-        "fingerprint": plan.fingerprint,
-        "vllm": plan.vllm,
-        "platform": plan.platform,
-        "argv": list(plan.argv),
-        "env": {
-            name: {"from_env": value.name} if isinstance(value, FromEnv) else value
-            for name, value in plan.env.items()
-        },
-        "engine_kwargs": dict(plan.engine_kwargs),
-        "added": [{"key": item.key, "why": item.why} for item in plan.added],
-    }

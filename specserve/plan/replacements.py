@@ -24,9 +24,9 @@ class Replacement:
 
 
 _DATA = json.loads(Path(__file__).with_name("replacements.json").read_text(encoding="utf-8"))
+# of arguments by vLLM's name of the time, underscores for dashes and keys of a mapping dotted; of
+# keys of `speculative_config`; of environment variables
 ARGUMENTS, KEYS, VARIABLES = (
     {key: Replacement(**item) for key, item in _DATA[section].items()}
     for section in ("arguments", "speculation", "env")
 )
-"""Of arguments by vLLM's own name of the time, underscores for dashes, keys of a mapping dotted; of
-keys of `speculative_config`; of environment variables."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.vllm.arguments import human_int, jsonable
-from specserve.vllm.speculation import METHODS
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BASELINE = "baseline"
@@ -115,8 +114,8 @@ class Profile:
     """Where each value was written, by dotted path."""
     key_spans: Mapping[str, Span] = _nothing(repr=False, compare=False)
     """Where each key was written."""
-    identities: Mapping[tuple[str, str | None], str] = _nothing(repr=False, compare=False)
-    """What each model at a revision is, by its lock: commits and hashes, for the fingerprint."""
+    identities: Mapping[str, str] = _nothing(repr=False, compare=False)
+    """A hash of the content of each directory that the lock knows, for the fingerprint."""
     relative_paths: frozenset[object] = field(default=frozenset(), repr=False, compare=False)
     """The paths that were written from a folder; here they are absolute."""
 
@@ -169,21 +168,31 @@ def fingerprint(profile: Profile) -> str:
     """sha256 (hex) of what can change tokens or speed.
 
     Placement is left out: where the server listens, which devices it uses, how many nodes there
-    are; so are the name, the promises and the alternatives that are not in use. A model that the
-    profile's lock knows counts by its commit or content, whatever revision was asked for.
+    are; so are the name, the promises and the alternatives that are not in use. A directory that
+    the profile's lock knows counts by its content.
     """
     import hashlib  # most of lint needs no fingerprint
 
-    hardware = profile.hardware
-    content = {
+    def content(values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values with what the lock says of a directory in the place of its path."""
+        known = {
+            key: profile.identities.get(str(values.get(key))) for key in ("model", "tokenizer")
+        }
+        return {**values, **{key: what for key, what in known.items() if what}}
+
+    hardware, block = profile.hardware, profile.speculation
+    placement = ("master_addr", "master_port")
+    counts = {
         "schema": profile.schema,
         "vllm": sorted(part.replace(" ", "") for part in (profile.vllm or "").split(",")),
-        **_models(profile),
+        "target": content(asdict(profile.target)),
+        "speculation": content(block.keys) if block else None,
+        "engine": {key: value for key, value in profile.engine.items() if key not in placement},
         "frontend": profile.frontend,
         "env": profile.env,
         "hardware": [hardware.accelerator, hardware.count] if hardware else None,
     }
-    plain = jsonable(content, _number)
+    plain = jsonable(counts, _number)
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -194,31 +203,3 @@ def _number(item: Any) -> Any:
         return int(item)
     found = human_int(item) if isinstance(item, str) else None
     return item if found is None else found
-
-
-def _models(profile: Profile) -> dict[str, Any]:
-    """The sections that name models, with what the lock knows in place of names and revisions."""
-
-    def identity(model: str, revision: str | None) -> str | None:
-        """What the lock says that a model is; a directory is the same at whatever revision."""
-        alone = profile.identities.get((model, None), "")
-        found = profile.identities.get((model, revision))
-        return found or (alone if alone.startswith("sha256:") else None)
-
-    target, block = profile.target, profile.speculation
-    placement = ("master_addr", "master_port")
-    engine = {name: value for name, value in profile.engine.items() if name not in placement}
-    revision = engine.get("tokenizer_revision")
-    tokenizer = identity(target.tokenizer or target.model, revision or target.revision)
-    keys = dict(block.keys) if block else None
-    if block and keys is not None:
-        draft = identity(block.model or target.model, keys.get("revision"))
-        if draft and (block.model or METHODS[block.method].in_target):
-            keys |= {"model": draft, "revision": None}
-    own = identity(target.model, target.revision)
-    if tokenizer and (target.tokenizer or revision):
-        target = replace(target, tokenizer=tokenizer)
-        engine.pop("tokenizer_revision", None)
-    if own:
-        target = replace(target, model=own, revision=None)
-    return {"target": target, "speculation": keys, "engine": engine}

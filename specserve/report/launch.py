@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
-from specserve.plan import launchplan
-from specserve.plan.compare import Difference, LaunchComparison, Side, Written
-from specserve.plan.launchplan import LaunchPlan, shell
+from specserve.plan.compare import Difference, Side, Written
+from specserve.plan.launchplan import FromEnv, LaunchPlan, shell
 from specserve.report.console import escaped, out, say, styled
 from specserve.report.findings import readable, render
 from specserve.report.page import Block, Document, Items, Section
@@ -21,7 +20,7 @@ from specserve.report.text import DASH, Column, Table, count, json_document
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
     from specserve.deploy.deployment import Artifact
-    from specserve.plan.locking import Locked
+    from specserve.models.lock import Lock
     from specserve.profile.schema import Profile
 
 _TITLES = {"argv": "arguments", "env": "environment"}
@@ -29,15 +28,23 @@ _TITLES = {"argv": "arguments", "env": "environment"}
 
 def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool) -> None:
     """The command of each node to stdout, what is added to stderr; or all of it as JSON."""
+    first = plans[0]
     if as_json:
-        content = launchplan.as_json(plans[0])
+        env = {
+            name: {"from_env": value.name} if isinstance(value, FromEnv) else value
+            for name, value in first.env.items()
+        }
+        names = ("name", "fingerprint", "vllm", "platform", "argv")
+        content: dict[str, object] = {name: getattr(first, name) for name in names}
+        content |= {"env": env, "engine_kwargs": first.engine_kwargs}
+        content["added"] = [{"key": one.key, "why": one.why} for one in first.added]
         if len(plans) > 1:
             content["nodes"] = [{"argv": one.argv} for one in plans]
         out(json_document(content))
         return
     for rank, plan in enumerate(plans):
-        out(f"# node {rank}\n{shell(plan)}" if len(plans) > 1 else shell(plan))
-    first = plans[0]
+        text = shell(plan.argv, plan.env)
+        out(f"# node {rank}\n{text}" if len(plans) > 1 else text)
     nothing = "" if first.added else "; nothing added"
     say(f"# for vLLM {first.vllm} ({first.platform}){nothing}")
     for item in first.added:
@@ -52,7 +59,7 @@ def print_sglang(profile: Profile, *, as_json: bool) -> None:
     if as_json:
         out(json_document(launch))
         return
-    out(shell(launch))
+    out(shell(launch.argv, launch.env))
     say(f"# SGLang {VERSION}; specserve has never started SGLang")
     for note in launch.notes:
         say(f"# {note}")
@@ -117,20 +124,20 @@ def say_converted(
     return bool(errors)
 
 
-def say_locked(done: Locked, profile: Profile) -> None:
+def say_locked(lock: Lock, profile: Profile, *, changed: bool) -> None:
     """What a lock holds now to stderr, its file to stdout."""
-    state = "locked" if done.changed else "unchanged"
-    say(f"{state}: `{profile.name}`, {count(len(done.models), 'model')}")
-    for facts in done.models:
+    state = "locked" if changed else "unchanged"
+    say(f"{state}: `{profile.name}`, {count(len(lock.models), 'model')}")
+    for facts in lock.models:
         commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
         say(f"  {escaped(facts.model)} {commit}")
         for problem in facts.broken.values():
             say(f"    note: {readable(problem)}")
     here = Path.cwd()
-    out(str(done.file.relative_to(here) if done.file.is_relative_to(here) else done.file))
+    out(str(lock.file.relative_to(here) if lock.file.is_relative_to(here) else lock.file))
 
 
-def difference_text(a: Side, b: Side, comparison: LaunchComparison) -> str:
+def difference_text(a: Side, b: Side, found: Mapping[str, Sequence[Difference]]) -> str:
     """Returns both launches, then a table for each kind of difference."""
     sides = []
     for name, side in (("a", a), ("b", b)):
@@ -140,8 +147,7 @@ def difference_text(a: Side, b: Side, comparison: LaunchComparison) -> str:
     blocks: list[Block] = [Items(sides)]
     columns = (Column("", "name"), Column("a", "text"), Column("b", "text"))
     for name, title in _TITLES.items():
-        found: Sequence[Difference] = getattr(comparison, name)
-        rows = [(each.key, _written(each.a), _written(each.b)) for each in found]
+        rows = [(each.key, _written(each.a), _written(each.b)) for each in found[name]]
         if rows:
             blocks.append(Section(title, [Table(columns, rows)]))
     return Document("comparison", "", blocks).text(sys.stdout)

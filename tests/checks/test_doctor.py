@@ -22,7 +22,7 @@ from specserve.vllm.versions import Installed, newest
 
 MIB, GIB = 2**20, 2**30
 HOST = Host(
-    python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
+    program=("/v/vllm", "serve"), plugin=True, openmp=None, cpus=(0, 1),
     numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
 )  # fmt: skip
 AVX512 = "processor : 0\nflags\t\t: fpu sse avx avx2 avx512f avx512_bf16\nbugs : none\n"

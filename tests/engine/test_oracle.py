@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
+from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, named
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
 from specserve.models.read import read_model
@@ -136,7 +136,12 @@ def test_the_plainest_launches_have_no_warning_left(
     target, head = (ModelFacts(f"org/{name}", "hub", each) for name, each in (("m", LLAMA), ("head", HEAD)))
     machine, vllm = assume("1xH100-80GB"), VllmToAsk(installed.version)
     plans = [
-        launch(each, table=table(installed.version), platform="cuda", version=installed.version)
+        launch(
+            named(each, draft=True),
+            table=table(installed.version),
+            platform="cuda",
+            version=installed.version,
+        )
         for each in (profile, replace(profile, speculation=None))
     ]
     questions = [

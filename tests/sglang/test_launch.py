@@ -87,7 +87,8 @@ def profile_of(text: str) -> tuple[Profile, Converted]:
 
 def back(profile: Profile) -> Profile:
     """The profile that `convert` makes of the rendered command."""
-    return profile_of(shell(launch_sglang(profile)))[0]
+    made = launch_sglang(profile)
+    return profile_of(shell(made.argv, made.env))[0]
 
 
 def meaning(profile: Profile) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def stale_lock(ctx: Context) -> Violations:
     """The lock beside the profile cannot be read, or is not of what would be served."""
     for drift in ctx.drift:
         if drift.kind == "unreadable":
-            help_ = "`specserve lock` writes it again; `--no-lock` ignores it"
+            help_ = "`specserve lock` writes it again"
             yield Violation(drift.path, " ".join(drift.detail), help=help_)
             continue
         what = (

@@ -25,9 +25,8 @@ from specserve.measure.bench.plan import (
 from specserve.measure.bench.result import Point, Result, from_json
 from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
 from specserve.measure.bench.summary import speedup, summarise
-from specserve.measure.servers import Measurement, Outlet
+from specserve.measure.servers import Measurement, Outlet, described
 from specserve.measure.verdict import needed, verdict
-from specserve.plan.host import described
 from specserve.serve.files import state_folder
 from specserve.serve.signals import StopRequest, stop_on_signals
 

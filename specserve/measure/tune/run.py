@@ -17,13 +17,12 @@ from specserve.measure.bench.blocks import Block, seeded, variant_order
 from specserve.measure.bench.plan import BASELINE, Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, resume
-from specserve.measure.servers import Measurement, Outlet, Running
+from specserve.measure.servers import Measurement, Outlet, Running, described
 from specserve.measure.tune import choose
 from specserve.measure.tune.choose import Choice, Row, steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.plan.host import described
 from specserve.serve.signals import stop_on_signals
 
 MAX_NOISE = 0.10
