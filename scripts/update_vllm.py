@@ -25,10 +25,10 @@ from quotes import is_shown, quotes
 
 from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
-from specserve.plan.replacements import ARGUMENTS, KEYS
 from specserve.profile.keys import EVERY_KEY
 from specserve.vllm import facts
 from specserve.vllm.facts import minor
+from specserve.vllm.replacements import ARGUMENTS, KEYS
 from specserve.vllm.versions import known_versions
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,10 +32,9 @@ def lock(
     specserve lock --check configs/         in CI: is every lock up to date?
     """
     from specserve.cli.check import named_profiles
-    from specserve.plan.locking import lock_problems, lock_profile
+    from specserve.plan.locking import lock_profile
     from specserve.profile.load import load_profile
-    from specserve.report.findings import readable
-    from specserve.report.launch import say_locked
+    from specserve.report.launch import lock_problems, say_locked
 
     files, bad = named_profiles(profiles), 0
     for file in files:
@@ -43,7 +42,7 @@ def lock(
         if check:
             problems = lock_problems(profile)
             for problem in problems:
-                out(readable(problem))
+                out(problem)
             bad += bool(problems)
             continue
         try:

@@ -18,7 +18,6 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
-from specserve.plan.replacements import ARGUMENTS
 from specserve.profile.keys import BLOCK_KEYS, Key, kind_of
 from specserve.profile.load import MAKERS, absolute_paths, apply
 from specserve.profile.problems import ordered
@@ -28,6 +27,7 @@ from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable, flag_of
+from specserve.vllm.replacements import ARGUMENTS
 from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import newest, newest_in, table
 

@@ -11,10 +11,10 @@ from specserve.convert.arguments import Setting, merged
 from specserve.convert.launch import Launch
 from specserve.convert.options import option_strings
 from specserve.convert.words import Note, unresolved
-from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
+from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
 _LEVELS = Replacement(

@@ -26,8 +26,6 @@ class Lock:
 
     file: Path
     models: tuple[ModelFacts, ...]
-    created: str
-    """The day, such as 2026-01-31."""
 
     def find(self, model: str, *, revision: str | None = None) -> ModelFacts | None:
         """The entry of a model that a profile names, by its revision there or by the commit."""
@@ -60,7 +58,7 @@ def read_lock(file: Path) -> Lock | None:
         content = read_object(file)
         if content["version"] != VERSION:
             raise ValueError(f"its format is not version {VERSION}")
-        return Lock(file, tuple(map(_facts, content["models"])), str(content["created"]))
+        return Lock(file, tuple(map(_facts, content["models"])))
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error, FactError) as error:
         lacks = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         text = f"`{file.name}` is not a valid lock: {lacks}"
@@ -109,10 +107,10 @@ def _digests(facts: ModelFacts) -> dict[str, list[str | int | None]]:
     return {name: [file.sha256, file.size_bytes] for name, file in facts.files.items()}
 
 
-def lock_text(models: Iterable[ModelFacts], *, created: str) -> str:
+def lock_text(models: Iterable[ModelFacts]) -> str:
     """The lock as it is written: the same text for the same models on every machine."""
     listed = sorted(models, key=lambda facts: (facts.model, facts.revision or ""))
-    content = {"version": VERSION, "created": created, "models": list(map(_entry, listed))}
+    content = {"version": VERSION, "models": list(map(_entry, listed))}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 

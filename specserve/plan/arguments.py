@@ -75,7 +75,7 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
 
 def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     """What the author of an unknown argument may have meant."""
-    from specserve.plan.replacements import ARGUMENTS
+    from specserve.vllm.replacements import ARGUMENTS
 
     known = {**table.engine, **table.frontend}
     bare = name.removeprefix("--").replace("-", "_")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.errors import FactError, UsageError
+from specserve.errors import UsageError
 from specserve.files import write_named
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import find_snapshot, is_offline, read_from_hub
@@ -23,7 +21,7 @@ from specserve.models.lock import (
     read_lock,
 )
 from specserve.models.read import local_path, read_model, refuse_no_hub_id
-from specserve.plan.uses import ModelUse, by_branch, cache_of, model_uses
+from specserve.plan.uses import ModelUse, cache_of, model_uses
 from specserve.profile.schema import Profile, Speculation
 
 
@@ -74,7 +72,7 @@ def offline_problems(profile: Profile, lock: Lock) -> list[str]:
     problems = [
         f"`{name}` is not covered by the lock" for name in names if said.get(name) not in none
     ]
-    cache, branches = cache_of(profile), by_branch(profile)
+    cache, keys = cache_of(profile), profile.speculation.keys if profile.speculation else {}
     for use, entry in entries(replace(profile, alternatives={}), lock):
         if entry is None:
             problems.append(f"`{use.model}` is not in the lock")
@@ -89,7 +87,8 @@ def offline_problems(profile: Profile, lock: Lock) -> list[str]:
             path = folder / name
             if not path.is_file() or file.size_bytes not in (None, path.stat().st_size):
                 problems.append(f"missing, or of another size: `{name}` of `{entry.model}`")
-        if use.path in branches and find_snapshot(use.model, revision=None, cache=cache) is None:
+        is_by_branch = use.path == "speculation.model" and keys.get("use_heterogeneous_vocab")
+        if is_by_branch and find_snapshot(use.model, revision=None, cache=cache) is None:
             problems.append(f"vLLM reads the tokenizer of `{use.model}` at `main`")
     return problems
 
@@ -120,13 +119,12 @@ def lock_profile(profile: Profile) -> tuple[Lock, bool]:
                 name = Path(os.path.relpath(place, file.parent)).as_posix()
                 name = name if name.startswith("..") else f"./{name}"
         read[use.model, revision] = hashed(replace(facts, model=name, revision=revision))
-    models, today = tuple(read.values()), datetime.datetime.now(datetime.UTC).date().isoformat()
-    with suppress(FactError):  # one that says the same stays: its date is that of the last change
-        old = read_lock(file)
-        if old and file.read_text(encoding="utf-8") == lock_text(models, created=old.created):
-            return replace(old, models=models), False
-    write_named(file, lock_text(models, created=today))
-    return Lock(file, models, today), True
+    lock = Lock(file, tuple(read.values()))
+    text = lock_text(lock.models)
+    is_new = not file.is_file() or file.read_bytes() != text.encode()
+    if is_new:
+        write_named(file, text)
+    return lock, is_new
 
 
 def drifts_from(profile: Profile, lock: Lock) -> tuple[Drift, ...]:
@@ -136,20 +134,3 @@ def drifts_from(profile: Profile, lock: Lock) -> tuple[Drift, ...]:
         if (use.model, use.revision) not in found:
             found[use.model, use.revision] = drift_of(entry, path=use.path, model=use.model)
     return tuple(drift for drift in found.values() if drift)
-
-
-def lock_problems(profile: Profile) -> list[str]:
-    """What is wrong with a profile's lock: it is missing or bad, or a model is not as it says."""
-    try:
-        lock = lock_of(profile)
-    except FactError as error:
-        return [f"{profile.file}: {error.message}"]
-    if lock is None:
-        return [f"{profile.file}: there is no lock"]
-    lines = []
-    for drift in drifts_from(profile, lock):
-        what = "is not in the lock" if drift.kind == "unlocked" else "is not as in the lock"
-        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
-        place = f"{profile.name}, {profile.span(drift.path)}"
-        lines.append(f"{place}: `{drift.model}` {what}{detail}")
-    return lines

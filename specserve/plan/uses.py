@@ -50,21 +50,13 @@ def model_uses(profile: Profile, *, alternatives: bool = True) -> tuple[ModelUse
     return tuple(uses)
 
 
-def by_branch(profile: Profile) -> set[str]:
-    """The paths of drafts whose tokenizer vLLM asks for at `main`, whatever their revision is.
-
-    Source: vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32.
-    """
-    key = "use_heterogeneous_vocab"
-    return {f"{path}.model" for path, block in profile.blocks.items() if block.keys.get(key)}
-
-
 def downloads(profile: Profile, *, tell: Callable[[str], None]) -> tuple[ModelDownload, ...]:
     """What is to be fetched for a profile: a model at a commit once, a directory not at all.
 
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
     found: dict[tuple[str, str], ModelDownload] = {}
+    by_branch = profile.speculation and profile.speculation.keys.get("use_heterogeneous_vocab")
     for use in model_uses(profile, alternatives=False):
         place = local_path(use.model)
         if place is not None:
@@ -79,7 +71,9 @@ def downloads(profile: Profile, *, tell: Callable[[str], None]) -> tuple[ModelDo
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision)
         download = plan_download(facts, cache=cache_of(profile))
-        if use.path in by_branch(profile):  # the cache must know the commit of the branch
+        if use.path == "speculation.model" and by_branch:
+            # vLLM asks for the tokenizer of such a draft at `main`: the cache must know its commit
+            # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
             download = replace(download, revision=None)
         found.setdefault((download.model, download.commit), download)
     return tuple(found.values())

@@ -31,9 +31,6 @@ def find_profiles(
                 more = f" and {len(others) - 5} more YAML files" if len(others) > 5 else ""
                 text = f"`{'`, `'.join(others[:5])}`{more}"
                 warn(f"not judged, without a top-level `target` or `extends`: {text}")
-        elif any(sign in path for sign in "*?[") and not Path(path).exists():
-            hint = "leave out its quotes, or name a folder"
-            raise UsageError(f"no file is named `{path}`", hint=hint)
         for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100
     if not found and not pick:

@@ -197,6 +197,6 @@ def with_alternative(profile: Profile, name: str | None) -> Profile:
         moved = (path for path in spans if f"{path}.".startswith(f"{start}."))
         return kept | {f"speculation{path.removeprefix(start)}": spans[path] for path in moved}
 
-    block, spans, key_spans = profile.alternatives[name], profile.spans, profile.key_spans
-    spans, key_spans = chosen(spans), chosen(key_spans)
+    spans, key_spans = chosen(profile.spans), chosen(profile.key_spans)
+    block = profile.alternatives[name]
     return replace(profile, speculation=block, spans=spans, key_spans=key_spans)

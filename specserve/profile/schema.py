@@ -79,14 +79,12 @@ class Speculation:
     @property
     def model(self) -> str | None:
         """The draft or head, if the method has one of its own."""
-        value = self.keys.get("model")
-        return str(value) if value is not None else None
+        return self.keys.get("model")
 
     @property
     def num_speculative_tokens(self) -> int | None:
         """K, if the profile says it."""
-        value = self.keys.get("num_speculative_tokens")
-        return int(value) if value is not None else None
+        return self.keys.get("num_speculative_tokens")
 
 
 def _nothing(**more: Any) -> Any:

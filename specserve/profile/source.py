@@ -162,10 +162,11 @@ class Builder:
 
 
 _HINTS = {
+    "found a tab character": "indent with spaces",
+    "that cannot start any token": "indent with spaces, and put such a value in quotes",
     "mapping values are not allowed": "quote a value with `: `, or mend the line above",
     "could not find expected ':'": "write `key: value`, with a space after the colon",
     "comment or line break": "a value that starts with `>` or `|` needs quotes",
-    "found character": "put the value in quotes",
     "did not find expected key": "indent each key like the first one of its section",
 }
 
@@ -183,13 +184,7 @@ def _syntax_problem(error: Any, text: str, *, file: str) -> Finding:
     at_end = not "".join(lines[mark.line :])[mark.column :].strip()
     if start and (at_end or "flow" in reason or "expected ':'" in reason):
         mark = start
-    line, column = lines[mark.line] if mark.line < len(lines) else "", mark.column
-    indent = line[: len(line) - len(line.lstrip())]
-    if "\t" in indent and column <= len(indent):
-        column, help = indent.index("\t"), "indent with spaces, not with tabs"
-    if re.search(r"^(<{7} |={7}$|>{7} )", text, re.M):
-        help = "the file holds the marks of a merge conflict: keep one side"
-    span = Span(file, mark.line + 1, column + 1, mark.line + 1, column + 2)
+    span = Span(file, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 2)
     return problem("SD002", f"invalid YAML: {reason}", span, help=help)
 
 

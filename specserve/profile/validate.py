@@ -95,14 +95,15 @@ class _Reader:
                 value = self.value(child, known[name], f"{dot}{name}")
                 values |= {} if value is None else {name: value}
                 continue
-            guess = did_you_mean(name, known) if len(strangers) < _MOST_GUESSES else None
-            help = f"did you mean `{guess}`?" if guess else None
-            if not guess and (elsewhere := ELSEWHERE.get(name.replace("-", "_"))):
+            help, is_known = None, name in takes  # by vLLM, for another method
+            if is_known:
+                help = "leave it out: it has no effect with this method"
+            elif len(strangers) < _MOST_GUESSES and (guess := did_you_mean(name, known)):
+                help = f"did you mean `{guess}`?"
+            elif elsewhere := ELSEWHERE.get(name.replace("-", "_")):
                 help = f"write it as `{elsewhere}`"
-            elif not guess and path == "target":
+            elif path == "target":
                 help = "`engine` takes every other engine argument of vLLM"
-            is_known = name in takes  # by vLLM, for another method
-            help = "leave it out: it has no effect with this method" if is_known else help
             text = f"unknown key {quoted(name)} in {quoted(path) if path else 'a profile'}{note}"
             span = child.key or child.span
             self.wrong("SD005", text, span, f"{dot}{name}", help=help, policy=is_known)
@@ -129,8 +130,8 @@ class _Reader:
             needed = declared.get("x-required", ())
             values = self.keys(node, declared["properties"], needed, path)
             return SECTIONS[kind](**values) if kind in SECTIONS else MappingProxyType(values)
-        length = declared.get("minItems")
-        if isinstance(value, list) and "array" in types and length in (None, len(value)):
+        least, most = declared.get("minItems", 0), declared.get("maxItems", math.inf)
+        if isinstance(value, list) and "array" in types and least <= len(value) <= most:
             item = declared.get("items", _ANY)
             return tuple(self.value(one, item, f"{path}[{at}]") for at, one in enumerate(value))
         found = _scalar(node, kind, declared)

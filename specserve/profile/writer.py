@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -36,10 +36,6 @@ class Commented:
 
     comment: str
     value: Any
-
-
-Said = Callable[[Profile], Any]
-"""What a section says in a profile."""
 
 
 def yaml_text(values: Mapping[str, Any], *, head: str = "", flow: bool = False) -> str:
@@ -114,22 +110,20 @@ def _scalar(text: str, plain: str) -> str:
     return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in escaped)
 
 
-def rewrite_section(
-    path: str, name: str, wanted: Mapping[str, Any] | None, *, said: Said, remark: str
-) -> bool:
-    """Change one top-level section of a profile file; whether that changed anything.
+def rewrite_section(path: str, name: str, wanted: Mapping[str, Any] | None, *, remark: str) -> bool:
+    """Change `speculation` or `alternatives` of a profile file; whether that changed anything.
 
-    `said`: what the section says in a profile; the file is replaced only if it then says what is
-    wanted. Raises ProfileError for a bad profile, FactError for a file that cannot be changed.
+    The file is replaced only if it then says what is wanted. Raises ProfileError for a bad profile,
+    FactError for a file that cannot be changed.
     """
-    inherited, right = jsonable(said(load_profile(path))) or {}, jsonable(wanted)
+    inherited, right = _said(load_profile(path), name) or {}, jsonable(wanted)
     before = read(path).decode("utf-8-sig")
     for is_whole in (False, True):
         after = with_section(before, name, right, inherited, remark=remark, is_whole=is_whole)
         if after == before:
             return False
         profile, problems = examine(path, data=after.encode())
-        if profile and not problems and jsonable(said(profile)) == right:
+        if profile and not problems and _said(profile, name) == right:
             write_named(Path(path).resolve(), after)
             return True
     text = f"`{path}` is written in a way that `--write` cannot change"
@@ -138,12 +132,15 @@ def rewrite_section(
 
 def write_alternatives(path: str, added: Mapping[str, Any], *, remark: str) -> None:
     """Write blocks as alternatives, over those of the same name. Raises FactError."""
+    whole = {**_said(load_profile(path), "alternatives"), **added}
+    rewrite_section(path, "alternatives", whole, remark=remark)
 
-    def said(profile: Profile) -> dict[str, dict[str, object]]:
-        return {name: dict(block.keys) for name, block in profile.alternatives.items()}
 
-    whole = {**said(load_profile(path)), **added}
-    rewrite_section(path, "alternatives", whole, said=said, remark=remark)
+def _said(profile: Profile, name: str) -> Any:
+    """What a section says, in JSON's types; None for no speculation."""
+    if name == "alternatives":
+        return {each: jsonable(block.keys) for each, block in profile.alternatives.items()}
+    return jsonable(profile.speculation.keys) if profile.speculation else None
 
 
 # a key at the margin with all that is indented below it; what stands behind that is not part of it

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Finding, Severity
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
 from specserve.plan.compare import Difference, Side, Written
 from specserve.plan.launchplan import FromEnv, LaunchPlan, shell
+from specserve.plan.locking import drifts_from, lock_of
 from specserve.report.console import escaped, out, say, styled
 from specserve.report.findings import readable, render
 from specserve.report.page import Block, Document, Items, Section
@@ -135,6 +136,23 @@ def say_locked(lock: Lock, profile: Profile, *, changed: bool) -> None:
             say(f"    note: {readable(problem)}")
     here = Path.cwd()
     out(str(lock.file.relative_to(here) if lock.file.is_relative_to(here) else lock.file))
+
+
+def lock_problems(profile: Profile) -> list[str]:
+    """What is wrong with a profile's lock: it is missing or bad, or a model is not as it says."""
+    try:
+        lock = lock_of(profile)
+    except FactError as error:
+        return [f"{profile.file}: {error.message}"]
+    if lock is None:
+        return [f"{profile.file}: there is no lock"]
+    lines = []
+    for drift in drifts_from(profile, lock):
+        what = "is not in the lock" if drift.kind == "unlocked" else "is not as in the lock"
+        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
+        place = f"{profile.name}, {profile.span(drift.path)}"
+        lines.append(readable(f"{place}: `{drift.model}` {what}{detail}"))
+    return lines
 
 
 def difference_text(a: Side, b: Side, found: Mapping[str, Sequence[Difference]]) -> str:

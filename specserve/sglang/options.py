@@ -22,9 +22,9 @@ from typing import Any
 
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
-from specserve.plan.replacements import Replacement
 from specserve.profile.schema import Profile, Speculation, Target, defaults_of, fingerprint
 from specserve.vllm.arguments import Argument, flag_of, python_value
+from specserve.vllm.replacements import Replacement
 from specserve.vllm.speculation import METHODS
 
 
@@ -34,13 +34,13 @@ class Counterpart(Replacement):
 
     written: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's value by the profile's, where `values` does not say it the other way round."""
+    aliases: tuple[str, ...] = ()
     caution: str = ""
     """How the number means something else to SGLang."""
 
 
-_HERE = Path(__file__).parent
-_TABLE: dict[str, Any] = json.loads((_HERE / "arguments.json").read_text(encoding="utf-8"))
-_MAPPING: dict[str, Any] = json.loads((_HERE / "mapping.json").read_text(encoding="utf-8"))
+_TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("arguments.json").read_text("utf-8"))
+_MAPPING: dict[str, Any] = json.loads(Path(__file__).with_name("mapping.json").read_text("utf-8"))
 VERSION: str = _TABLE["version"]
 """The SGLang whose options these are."""
 ARGUMENTS: dict[str, Argument] = {}

@@ -82,8 +82,6 @@ def test_of_a_folder_the_profiles_are_judged_and_other_files_named(
     (tmp_path / "empty").mkdir()
     assert _run(["lint", "empty"]) == 2
     assert "there is no profile in `empty`" in capsys.readouterr().err
-    assert _run(["lint", "f/*.yaml"]) == 2
-    assert "no file is named `f/*.yaml`" in capsys.readouterr().err
 
 
 def test_a_file_that_is_named_is_a_profile_whatever_its_name_and_is_judged_once(

@@ -102,10 +102,9 @@ def test_a_lock_that_says_the_same_is_left_with_its_date(
     assert lock(clone) == 0
     assert capsys.readouterr().err.startswith("locked: `p`, 3 models\n")
     file = clone.with_suffix(".lock.json")
-    content = file.read_text().replace(json.loads(file.read_text())["created"], "2020-01-01")
-    file.write_text(content)
+    os.utime(file, (0, 0))
     assert lock(clone) == 0
-    assert file.read_text() == content
+    assert file.stat().st_mtime == 0
     stdout, stderr = capsys.readouterr()
     assert stderr.startswith("unchanged: `p`") and stdout.strip().endswith("p.lock.json")
 

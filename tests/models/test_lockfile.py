@@ -33,7 +33,7 @@ LOCAL = replace(HUB, model="../models/draft", commit=None)
 
 
 def text(*models: ModelFacts) -> str:
-    return lock_text(models or (HUB, TAGGED, LOCAL), created="2026-01-31")
+    return lock_text(models or (HUB, TAGGED, LOCAL))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def lock(tmp_path: Path) -> Lock:
         entry("org/tok", C),
         entry("./local", None),
     )
-    return Lock(tmp_path / "p.lock.json", models, "2026-01-31")
+    return Lock(tmp_path / "p.lock.json", models)
 
 
 DRAFT = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"

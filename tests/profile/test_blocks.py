@@ -35,11 +35,9 @@ def test_a_block_keeps_every_key_that_has_a_value(write: Write) -> None:
     [
         ("{model: x}", "2:1 SD007 `speculation.method` is missing | The speculation method."),
         ("{method: }", f"2:23 SD006 `speculation.method` must be {_ALL}; found nothing"),
-        ("{method: [x]}", f"2:23 SD006 `speculation.method` must be {_ALL}; found a list"),
         ("{methud: ngram}", "2:15 SD005 unknown key `methud` in `speculation` | did you mean `method`?"),
         ("{method: EAGLE_3}",
          f"2:23 SD006 `speculation.method` must be {_ALL}; found `EAGLE_3` | did you mean `eagle3`?"),
-        ("{method: yes}", f"2:23 SD006 `speculation.method` must be {_ALL}; found `yes`"),
         ("{method: deepseek_mtp, num_speculative_tokens: 1}",
          f"2:23 SD006 `speculation.method` must be {_ALL}; found `deepseek_mtp` | did you mean `mtp`?"),
         ("{method: medusa, model: x}",
@@ -82,10 +80,6 @@ def test_every_key_that_vllm_takes_is_a_key_of_a_method(version: str) -> None:
 
     assert known.speculation.keys() - EVERY_KEY.keys() == {"tensor_parallel_size"}  # taken, to be refused
     assert METHODS.keys() <= set(known.methods)
-
-
-def test_every_key_of_a_method_is_one_that_some_vllm_takes() -> None:
-    assert EVERY_KEY.keys() <= {key for version in known_versions() for key in table(version).speculation}
 
 
 def test_alternatives_are_judged_like_the_block_itself(problems: Problems) -> None:

@@ -30,9 +30,6 @@ def test_a_merge_key_brings_keys_that_own_ones_override() -> None:
     text = "a: &x {k: 1, l: 2}\nb: {l: 3, <<: *x}\nc: {<<: *x, k: 4}\n"
 
     assert _plain(text) == {"a": {"k": 1, "l": 2}, "b": {"k": 1, "l": 3}, "c": {"k": 4, "l": 2}}
-
-
-def test_the_first_of_several_merged_mappings_wins() -> None:
     assert _plain("a: &x {k: 1}\nb: &y {k: 2, l: 2}\nc: {<<: [*x, *y]}\n")["c"] == {"k": 1, "l": 2}
 
 
@@ -71,14 +68,6 @@ def test_what_no_profile_needs_is_refused(problems: Problems, text: str, told: s
 def test_aliases_that_multiply_are_stopped(problems: Problems) -> None:
     rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-
-    (told,) = problems("\n".join(rows) + "\n")
-    assert told.endswith("SD002 the file has more than 20,000 values, the limit for a profile")
-
-
-def test_merge_keys_that_multiply_are_stopped(problems: Problems) -> None:
-    rows = ["a0: &a0 {k: 1}"]
-    rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
 
     (told,) = problems("\n".join(rows) + "\n")
     assert told.endswith("SD002 the file has more than 20,000 values, the limit for a profile")

@@ -98,14 +98,6 @@ def test_a_chain_has_an_end_also_if_it_is_a_circle(write: Write, problems: Probl
     assert problems("extends: demo.yaml\n") == [f"1:10 SD009 the parent `demo.yaml` {text}"]
 
 
-def test_ten_parents_are_enough_for_anyone(write: Write) -> None:
-    for number in range(9):
-        write(f"extends: p{number + 1}.yaml\n", f"p{number}.yaml")
-    write("target: {model: x}\n", "p9.yaml")
-
-    assert load_profile(write("extends: p0.yaml\n")).target.model == "x"
-
-
 @pytest.mark.parametrize(
     ("value", "told"),
     [
@@ -117,9 +109,8 @@ def test_ten_parents_are_enough_for_anyone(write: Write) -> None:
         ("5", "`5` is not the path of one file"),
         ("''", "the text `` is not the path of one file"),
         ('"a\\0b"', "`a\\x00b` cannot be read: no such file or directory"),
-        ("x" * 5000, f"`{'x' * 60}…` cannot be read: file name too long"),
     ],
-    ids=["gone", "folder", "pipe", "loop", "list", "number", "empty", "zero", "long"],
+    ids=["gone", "folder", "pipe", "loop", "list", "number", "empty", "zero"],
 )
 def test_a_parent_that_cannot_be_read_is_the_only_problem(
     problems: Problems, folder: Path, value: str, told: str
@@ -168,19 +159,6 @@ def test_a_parent_anywhere_in_the_same_repository_is_read(
     assert load_profile("a/x.yaml").target.model == "x"
 
 
-def test_without_a_repository_the_working_directory_is_the_limit(
-    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write("target: {model: x}\n", "_base.yaml")
-    child = write("extends: ../_base.yaml\n", "sub/x.yaml")
-
-    assert load_profile(child).target.model == "x"
-    (folder / "other").mkdir()
-    monkeypatch.chdir(folder / "other")
-    with pytest.raises(ProfileError):
-        load_profile("../sub/x.yaml")
-
-
 _SECRET = "hunter2"
 
 
@@ -189,15 +167,11 @@ _SECRET = "hunter2"
     [
         (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", ": YAML of line 1 cannot be read"),
         (f"root: {_SECRET}: 0\n", ": YAML of line 1 cannot be read"),
-        (f"ok: 1\n{_SECRET}\n", ": YAML of line 2 cannot be read"),
-        (f"a: *{_SECRET}\n", ": YAML of line 1 cannot be read"),
         (f"a: !{_SECRET} b\n", ""),
         (f"{_SECRET}: 1\n{_SECRET}: 2\n", ""),
         (f"name: app\nservices: {{{_SECRET}: x}}\n", ""),
         (f"- {_SECRET}\n", ": YAML of line 1 cannot be read"),
         (f"\x00{_SECRET}\n", ": YAML of line 1 cannot be read"),
-        ("", ": YAML of line 1 cannot be read"),
-        ("[" * 99, ": YAML of line 1 cannot be read"),
     ],
 )
 def test_a_parent_that_is_no_profile_is_never_quoted(
@@ -211,11 +185,3 @@ def test_a_parent_that_is_no_profile_is_never_quoted(
     assert _SECRET not in str(findings)
     assert {finding.span.file for finding in findings} == {"demo.yaml"}
     assert not any(finding.related for finding in findings)
-
-
-def test_a_parent_of_other_bytes_is_never_quoted(write: Write, problems: Problems) -> None:
-    write(b"target: \xff\n", "secret.bin")
-
-    assert problems("extends: secret.bin\n") == [
-        "1:10 SD009 the parent `secret.bin` is not a profile: YAML of line 1 cannot be read"
-    ]

@@ -9,7 +9,6 @@ import pytest
 
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import fingerprint
-from specserve.vllm.arguments import jsonable
 
 Write = Callable[..., Path]
 
@@ -105,11 +104,3 @@ def test_an_alternative_in_use_has_a_fingerprint_of_its_own_the_one_of_the_same_
     assert fingerprint(chosen) == of(_TEXT, "speculation={method: ngram, num_speculative_tokens: 4}")
     assert fingerprint(with_alternative(profile, "baseline")) == of(_TEXT, "speculation=null")
     assert fingerprint(with_alternative(profile, None)) == of(_TEXT)
-
-
-def test_a_whole_profile_can_be_written_as_json(write: Write) -> None:
-    plain = jsonable(load_profile(write(_TEXT)))
-
-    assert plain["expect"][0]["prompt_tokens"] == {"p50": 800.0}
-    assert plain["engine"]["nested"] == {"a": 2, "b": 1}
-    assert plain["alternatives"]["ng"]["keys"]["method"] == "ngram"

@@ -60,10 +60,3 @@ def test_through_extends_each_is_seen_from_its_own_file(write: Write, folder: Pa
     assert profile.engine == {
         "a": f"{folder}/bases/deep/a", "b": f"{folder}/bases/b", "c": f"{folder}/configs/c",
     }  # fmt: skip
-
-
-def test_what_a_linked_profile_names_lies_beside_the_link(write: Write, folder: Path) -> None:
-    write("target: {model: ./m}\n", "store/real.yaml")
-    (folder / "link.yaml").symlink_to("store/real.yaml")
-
-    assert load_profile("link.yaml").target.model == f"{folder}/m"

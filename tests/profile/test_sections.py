@@ -17,39 +17,18 @@ Write = Callable[..., Path]
     ("text", "told"),
     [
         ("targt: {model: x}", "1:1 SD005 unknown key `targt` in a profile | did you mean `target`?"),
-        ("target: {modle: x}", "1:10 SD005 unknown key `modle` in `target` | did you mean `model`?"),
-        (
-            "target: {model: x, tensor-parallel-size: 2}",
-            "1:20 SD005 unknown key `tensor-parallel-size` in `target` | did you mean `tensor_parallel_size`?",
-        ),
-        (
-            "target: {model: x, Tensor_Parallel_Size: 2}",
-            "1:20 SD005 unknown key `Tensor_Parallel_Size` in `target` | did you mean `tensor_parallel_size`?",
-        ),
-        (
-            "target: {model: x, gpu_memory_utilization: 0.9}",
-            "1:20 SD005 unknown key `gpu_memory_utilization` in `target`"
-            " | `engine` takes every other engine argument of vLLM",
-        ),
-        (
-            "target: {model: x}\nmax_model_len: 10",
-            "2:1 SD005 unknown key `max_model_len` in a profile | write it as `target.max_model_len`",
-        ),
-        (
-            "target: {model: x}\nserver: {devices: [0]}",
-            "2:10 SD005 unknown key `devices` in `server` | write it as `hardware.devices`",
-        ),
+        ("target: {model: x, Tensor-parallel-size: 2}",
+         "1:20 SD005 unknown key `Tensor-parallel-size` in `target` | did you mean `tensor_parallel_size`?"),
+        ("target: {model: x, gpu_memory_utilization: 0.9}",
+         "1:20 SD005 unknown key `gpu_memory_utilization` in `target`"
+         " | `engine` takes every other engine argument of vLLM"),
+        ("target: {model: x}\nmax_model_len: 10",
+         "2:1 SD005 unknown key `max_model_len` in a profile | write it as `target.max_model_len`"),
         ("target: {model: x}\nserver: {zzz: 1}", "2:10 SD005 unknown key `zzz` in `server`"),
-        (
-            "target: {model: x}\nserver: {api_key: hush}",
-            "2:10 SD005 unknown key `api_key` in `server` | did you mean `api_key_env`?",
-        ),
-        (
-            "target: {model: x}\nexpect: [{min_speed: 1}]",
-            "2:11 SD005 unknown key `min_speed` in `expect[0]` | did you mean `min_speedup`?",
-        ),
+        ("target: {model: x}\nexpect: [{min_speed: 1}]",
+         "2:11 SD005 unknown key `min_speed` in `expect[0]` | did you mean `min_speedup`?"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_key_is_one_problem_with_the_likely_cure(problems: Problems, text: str, told: str) -> None:
     assert problems(text + "\n") == [told]
 
@@ -75,14 +54,11 @@ def test_an_argument_has_one_place(problems: Problems, text: str, told: str) -> 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{}", "1:1 SD007 `target` is missing | The model whose output is wanted."),
         ("engine: {}", "1:1 SD007 `target` is missing | The model whose output is wanted."),
         ("# base\nname: x\ntarget:", "3:8 SD006 `target` must be a mapping; found nothing"),
         ("target: {dtype: auto}",
          "1:1 SD007 `target.model` is missing | Hub id, or a path from the folder of the profile."),
-        ("target: {model: }", "1:17 SD006 `target.model` must be a name or a path; found nothing"),
         ("target: {model: ''}", "1:17 SD006 `target.model` must be a name or a path; found the text ``"),
-        ("target: {model: [x]}", "1:17 SD006 `target.model` must be a name or a path; found a list"),
         ("target: {model: --port}", "1:17 SD006 `target.model` must be a name or a path; found `--port`"),
         ("target: x", "1:9 SD006 `target` must be a mapping; found `x`"),
     ],

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserve.diagnostics import Span
 from specserve.profile.values import Node, merged
@@ -54,13 +52,6 @@ def test_maps_merge_the_rest_replaces(parent: Any, child: Any, result: Any) -> N
     assert _over(parent, child) == result
 
 
-def test_what_a_parent_unset_a_grandchild_can_set_again() -> None:
-    middle = merged(_node({"engine": {"a": 1, "b": 1}}), _node({"engine": {"a": None, "b": None}}))
-
-    again = merged(middle, _node({"engine": {"a": 2}}))
-    assert _value(again) == {"engine": {"a": 2}}
-
-
 def test_speculation_of_another_method_replaces_the_whole_block() -> None:
     parent = {"speculation": {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}}
     other = {"speculation": {"method": "ngram", "num_speculative_tokens": 5}}
@@ -81,21 +72,3 @@ def test_each_alternative_follows_the_same_rule(name: str) -> None:
     }
     assert _over(parent, other)["alternatives"] == {name: {"method": "ngram"}, "kept": {"method": "suffix"}}
     assert _over(parent, {"alternatives": {name: None}})["alternatives"] == {"kept": {"method": "suffix"}}
-
-
-_TREES = st.recursive(
-    st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=8,
-)
-_MAPPINGS = st.dictionaries(st.sampled_from("abc"), _TREES, max_size=3)
-
-
-@given(_MAPPINGS, _MAPPINGS)
-def test_a_child_over_nothing_or_over_itself_is_itself_and_its_scalars_always_win(
-    parent: dict[str, Any], child: dict[str, Any]
-) -> None:
-    assert _over({}, child) == _over(child, {}) == _over(child, child) == child
-    result = _over(parent, child)
-    assert result.keys() == parent.keys() | child.keys()
-    assert all(result[key] == value for key, value in child.items() if not isinstance(value, dict))

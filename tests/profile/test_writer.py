@@ -24,14 +24,8 @@ MISREAD = (
     "yes", "no", "on", "y", "0x1F", "0o17", "010", "1e3", "1e-3", "1_000", "12:30:45", "2026-01-01", "~", ".5", "null",
     "=", "<<", "-", "?", "# x", "a: b", "- x", "{a}", "*a", "&a", "!a", "%a", "@a", "`a`", "a\nb", " a ", "",
 )  # fmt: skip
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(min_value=-(10**20), max_value=10**20)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXT
-    | st.sampled_from(MISREAD)
-)
+NUMBERS = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.none() | st.booleans() | NUMBERS | TEXT | st.sampled_from(MISREAD)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
@@ -122,31 +116,12 @@ def rewritten(tmp_path: Path, text: str, wanted: Mapping[str, Any] | None) -> st
 
 
 def test_a_changed_value_leaves_every_other_character_as_it_was(tmp_path: Path) -> None:
-    wanted = {
-        "method": "draft_model",
-        "model": "small",
-        "num_speculative_tokens": 6,
-        "draft_sample_method": "probabilistic",
-    }
+    wanted = {"method": "draft_model", "model": "small", "num_speculative_tokens": 6}
+    wanted["draft_sample_method"] = "probabilistic"
     after = rewritten(tmp_path, BLOCK, wanted)
     before = dedent(BLOCK).replace("num_speculative_tokens: 4 ", "num_speculative_tokens: 6 ")
     assert after.replace(f"# {REMARK}\n", "") == before
     assert f"# {REMARK}\nspeculation:" in after
-
-
-def test_a_schedule_that_is_wanted_no_more_is_unset(tmp_path: Path) -> None:
-    text = BLOCK.replace(
-        "    engine:", "      num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 16, 0]]\n    engine:"
-    )
-    wanted = {
-        "method": "draft_model",
-        "model": "small",
-        "num_speculative_tokens": 3,
-        "draft_sample_method": "greedy",
-    }
-    after = rewritten(tmp_path, text, wanted)
-    assert "  num_speculative_tokens_per_batch_size: null\n" in after
-    assert "draft_sample_method: greedy   # sampled" in after
 
 
 @pytest.mark.parametrize("text", [BLOCK, FLOW])
@@ -156,14 +131,6 @@ def test_without_speculation_or_with_another_method_the_block_is_replaced(
 ) -> None:
     after = rewritten(tmp_path, text, wanted)
     assert ("\nspeculation: null\n" in after) == (wanted is None) and after.count("max_num_seqs: 16") == 1
-
-
-def test_a_second_remark_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}
-    once = rewritten(tmp_path, FLOW, wanted)
-    profile = load_profile(str(tmp_path / "p.yaml"))
-    twice = changed(once, profile, wanted, remark=REMARK.replace("2.10x", "2.20x"))
-    assert twice == once.replace("2.10x", "2.20x")
 
 
 def test_a_comment_that_was_written_below_a_remark_stays_when_the_remark_is_replaced(tmp_path: Path) -> None:

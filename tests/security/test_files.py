@@ -160,8 +160,7 @@ def test_a_changed_profile_is_whole_or_as_it_was(linked: bool, tmp_path: Path) -
 
     def change() -> bool:
         wanted = {"method": "ngram", "num_speculative_tokens": 3}
-        said = lambda one: one.speculation and one.speculation.keys  # noqa: E731
-        return rewrite_section(path, "speculation", wanted, said=said, remark="specserve tune: as measured")
+        return rewrite_section(path, "speculation", wanted, remark="specserve tune: as measured")
 
     before = listed(tmp_path)
     assert limited(change) == 2 and listed(tmp_path) == before

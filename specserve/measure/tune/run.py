@@ -270,14 +270,8 @@ def write_choice(path: str, result: TuneResult) -> str:
 
     if result.choice.verdict.word == INCONCLUSIVE:
         return f"{path} was not changed: {result.choice.verdict.sentence}"
-    is_changed = rewrite_section(
-        path,
-        "speculation",
-        result.choice.speculation,
-        said=lambda profile: profile.speculation and profile.speculation.keys,
-        remark=remark(result),
-    )
-    if not is_changed:
+    wanted = result.choice.speculation
+    if not rewrite_section(path, "speculation", wanted, remark=remark(result)):
         return f"{path} already has this `speculation`"
     return f"{path}: `speculation` was changed; `git diff` shows it"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.profile.schema import Target, defaults_of
 from specserve.sglang.options import OPTIONS
+from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.vllm.versions import known_versions, table
 
 NEWEST = table(known_versions()[-1])

@@ -20,13 +20,9 @@ class Replacement:
     """The value of today by the earlier one as JSON, `*` for any other; None: the same ones."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """What has to be set beside it, by dotted place."""
-    aliases: tuple[str, ...] = ()
 
 
 _DATA = json.loads(Path(__file__).with_name("replacements.json").read_text(encoding="utf-8"))
-# of arguments by vLLM's name of the time, underscores for dashes and keys of a mapping dotted; of
-# keys of `speculative_config`; of environment variables
-ARGUMENTS, KEYS, VARIABLES = (
-    {key: Replacement(**item) for key, item in _DATA[section].items()}
-    for section in ("arguments", "speculation", "env")
+ARGUMENTS, KEYS, VARIABLES = (  # keys of a mapping are dotted
+    {key: Replacement(**item) for key, item in _DATA[part].items()} for part in _DATA
 )
