@@ -33,12 +33,6 @@ def test_a_merge_key_brings_keys_that_own_ones_override() -> None:
     assert _plain("a: &x {k: 1}\nb: &y {k: 2, l: 2}\nc: {<<: [*x, *y]}\n")["c"] == {"k": 1, "l": 2}
 
 
-def test_a_merge_key_needs_mappings(problems: Problems) -> None:
-    told = problems("target: {model: x}\nengine: {<<: [1, {a: 2}]}\n")
-
-    assert told == ["2:15 SD002 `<<` needs a mapping"]
-
-
 def test_a_duplicate_key_shows_both_places() -> None:
     _, findings = parse(b"target: {model: x}\nengine: {}\ntarget: {model: y}\n", file="demo.yaml")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -10,7 +9,6 @@ from textwrap import dedent
 import pytest
 
 from specserve.profile.load import examine
-from specserve.profile.problems import CODES
 
 TARGET = "target: {model: org/target}\n"
 EXAMPLES = {
@@ -31,10 +29,3 @@ def test_the_example_is_found_and_nothing_else(code: str, write: Callable[..., P
     bad, good = EXAMPLES[code]
     assert [finding.code for finding in examine(write(dedent(bad)))[1]] == [code]
     assert examine(write(dedent(good)))[1] == []
-
-
-def test_codes_and_names_are_unique_and_in_order() -> None:
-    codes = [code.code for code in CODES]
-    assert codes == sorted(EXAMPLES)
-    assert all(re.fullmatch(r"SD0\d\d", code) for code in codes)
-    assert len({code.name for code in CODES}) == len(CODES)

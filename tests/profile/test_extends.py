@@ -68,19 +68,6 @@ def test_a_child_has_its_own_name_and_every_value_its_own_file(write: Write) -> 
     assert str(profile.span("env.A")) == "bases/_base.yaml:7:10"
 
 
-def test_a_required_key_that_null_takes_away_is_told_where_that_is_written(
-    problems: Problems, write: Write
-) -> None:
-    write(_BASE, "_base.yaml")
-
-    assert problems("extends: _base.yaml\ntarget: {model: null}\n") == [
-        "2:1 SD007 `target.model` is missing | Hub id, or a path from the folder of the profile."
-    ]
-    assert problems("extends: _base.yaml\ntarget: null\n") == [
-        "1:1 SD007 `target` is missing | The model whose output is wanted."
-    ]
-
-
 def test_problems_of_a_parent_point_into_the_parent(write: Write) -> None:
     write("target: {modle: x}\nengine: {a: 1, a: 2}\n", "bases/_base.yaml")
     _, findings = examine(write("extends: bases/_base.yaml\nserver: {prt: 1}\n"))

@@ -24,13 +24,6 @@ Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def test_digits_are_a_revision_and_no_model(write: Write) -> None:
-    _, findings = examine(write("target: {model: 5}"))
-    assert [item.message for item in findings] == ["`target.model` must be a name or a path; found `5`"]
-    profile, findings = examine(write("target: {model: m, revision: 0123456}"))
-    assert profile and (profile.target.revision, findings) == ("0123456", [])
-
-
 def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
     with pytest.raises(ProfileError) as caught:
         load_profile("gone.yaml")
@@ -40,15 +33,6 @@ def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
         "cannot read the file: no such file or directory"
     ]
     assert caught.value.exit_code == 2
-
-
-def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
-    _, findings = examine(folder)
-    assert [finding.message for finding in findings] == ["cannot read the file: is a directory"]
-    _, findings = examine("a\0b")
-    assert [finding.message for finding in findings] == [
-        "cannot read the file: it is not a valid name of a file"
-    ]
 
 
 def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
@@ -120,19 +104,6 @@ _WORDS = st.sampled_from(
     [*TOP, *(name for kind in SECTIONS.values() for name in defaults_of(kind)), *METHODS,
      *EVERY_KEY, "A", "x", "<<", "p50", "010", "1e-3", ".nan"]
 )  # fmt: skip
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _WORDS | st.dates(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@_quick
-@given(value=st.dictionaries(_WORDS, _VALUES, max_size=6))
-def test_no_structure_makes_it_fail(write: Write, value: Any) -> None:
-    _judged(write, yaml.safe_dump(value, allow_unicode=True))
-
-
 _LINE = st.builds(
     lambda indent, key, gap, rest: " " * indent + key + gap + rest,
     st.integers(0, 4), _WORDS | st.sampled_from(["-", "- a", "&a", "*a", "? x", "!t", "'"]),

@@ -67,14 +67,6 @@ def test_a_target_without_a_model_is_one_problem(problems: Problems, text: str, 
     assert problems(text + "\n") == [told]
 
 
-@pytest.mark.parametrize("section", ["server", "hardware", "engine", "frontend", "env", "speculation"])
-def test_a_section_that_is_no_mapping_is_told(problems: Problems, section: str) -> None:
-    (told,) = problems(f"target: {{model: x}}\n{section}: word\n")
-
-    assert told.startswith(f"2:{len(section) + 3} SD006 `{section}` must be a mapping")
-    assert told.endswith("found `word`")
-
-
 @pytest.mark.parametrize(
     "section",
     ["speculation", "alternatives", "engine", "frontend", "server", "hardware", "expect", "env", "name",

@@ -48,10 +48,6 @@ def test_other_encodings_and_binary_files_are_told(problems: Problems, data: byt
     assert problems(data) == [told]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_fine(problems: Problems) -> None:
-    assert problems(b"\xef\xbb\xbftarget:\r\n  model: x\r\n") == []
-
-
 @pytest.mark.parametrize(
     "text", ["", " ", "\n\n", "# only a comment\n", "---\n", "---\n# x\n...\n", "\ufeff"]
 )

@@ -58,17 +58,3 @@ def test_speculation_of_another_method_replaces_the_whole_block() -> None:
 
     assert _over(parent, other) == other
     assert _over(parent, {"speculation": None}) == {}
-
-
-@pytest.mark.parametrize("name", ["fast", "k8.5"])
-def test_each_alternative_follows_the_same_rule(name: str) -> None:
-    parent = {"alternatives": {name: {"method": "eagle3", "model": "x"}, "kept": {"method": "suffix"}}}
-    same = {"alternatives": {name: {"method": "eagle3", "num_speculative_tokens": 5}}}
-    other = {"alternatives": {name: {"method": "ngram"}}}
-
-    assert _over(parent, same)["alternatives"] == {
-        name: {"method": "eagle3", "model": "x", "num_speculative_tokens": 5},
-        "kept": {"method": "suffix"},
-    }
-    assert _over(parent, other)["alternatives"] == {name: {"method": "ngram"}, "kept": {"method": "suffix"}}
-    assert _over(parent, {"alternatives": {name: None}})["alternatives"] == {"kept": {"method": "suffix"}}

@@ -9,7 +9,6 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.profile.load import load_profile
-from specserve.profile.schema import Target
 from specserve.profile.validate import name_of
 
 Problems = Callable[..., list[str]]
@@ -63,29 +62,6 @@ def test_the_place_of_a_default_is_the_section_around_it_or_the_file(write: Writ
     assert str(profile.span("server.port")) == "demo.yaml:1:1"
 
 
-def test_a_small_profile_has_the_documented_defaults(write: Write) -> None:
-    profile = load_profile(write("target: {model: x}\n"))
-
-    assert profile.target == Target(
-        model="x", revision=None, tokenizer=None, dtype="auto", quantization=None, tensor_parallel_size=1,
-        pipeline_parallel_size=1, max_model_len=None,
-    )  # fmt: skip
-    server = profile.server
-    assert (server.host, server.port, server.served_model_name) == ("127.0.0.1", 8000, None)
-    assert (server.stall_timeout_s, server.shutdown_timeout_s, server.api_key_env) == (600, 30, None)
-    assert (profile.speculation, profile.hardware, profile.expect, profile.vllm) == (None, None, (), None)
-
-
-def test_a_profile_cannot_be_changed(write: Write) -> None:
-    profile = load_profile(write("target: {model: x}\nengine: {a: {b: 1}}\nenv: {A: b}\n"))
-
-    with pytest.raises(AttributeError):
-        profile.name = "other"  # type: ignore[misc]
-    for mapping in (profile.engine, profile.engine["a"], profile.env, profile.alternatives):
-        with pytest.raises(TypeError):
-            mapping["a"] = 1  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -101,13 +77,6 @@ def test_the_name_is_the_stem_in_lower_case_with_dashes(file: str, name: str) ->
 def test_another_name_is_refused(problems: Problems, name: str) -> None:
     assert problems(f"target: {{model: x}}\nname: {name}\n") == [
         f"2:7 SD006 `name` must be lower-case letters, digits and single dashes; found `{name}`"
-    ]
-
-
-@pytest.mark.parametrize("number", ["2", "0", "1k"])
-def test_another_schema_is_refused(problems: Problems, number: str) -> None:
-    assert problems(f"schema: {number}\ntarget: {{model: x}}\n") == [
-        f"1:9 SD006 `schema` must be 1, which is the schema of this specserve; found `{number}`"
     ]
 
 

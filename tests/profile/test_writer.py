@@ -64,16 +64,6 @@ def test_comments_stand_above_what_they_are_about() -> None:
     assert written == "# top\n#\n# more\n# why\na:\n  b:\n  # which\n  # what\n  - c: 1\n"
 
 
-def test_a_short_value_below_a_section_stands_on_one_line_unless_a_comment_is_in_it() -> None:
-    values = {
-        "a": {"b": {"c": [1, 2], "d": "x"}, "e": {"f": Commented("why", 1)}, "g": {"h": "x" * 99}},
-        "s": {"t": 1},
-    }
-    assert yaml_text(values, flow=True) == (
-        "a:\n  b: {c: [1, 2], d: x}\n  e:\n    # why\n    f: 1\n  g:\n    h: " + "x" * 99 + "\ns:\n  t: 1\n"
-    )
-
-
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
 def test_a_comment_is_nothing_but_comments(text: str) -> None:
     assert all(line.startswith("  #") for line in comment(text, indent=2).splitlines())
@@ -150,14 +140,6 @@ def test_a_comment_that_was_written_below_a_remark_stays_when_the_remark_is_repl
     assert "2.10x" not in twice
 
 
-def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path: Path) -> None:
-    (tmp_path / "_base.yaml").write_text(dedent(FLOW), encoding="utf-8")
-    wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}
-    after = rewritten(tmp_path, "extends: _base.yaml\n", wanted)
-    assert after.startswith("extends: _base.yaml\n")
-    assert (tmp_path / "_base.yaml").read_text() == dedent(FLOW)
-
-
 LISTED = """\
     target: {model: big}
     speculation:
@@ -184,7 +166,7 @@ LISTED = """\
 def test_whatever_was_chosen_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, tokens: int, widths: list[tuple[int, int]] | None, text: str
 ) -> None:
-    keys = load_keys(text)
+    keys = dict(yaml.safe_load(dedent(text))["speculation"])
     keys["num_speculative_tokens"] = tokens
     if widths is not None:
         first, ranges = 1, []
@@ -193,9 +175,3 @@ def test_whatever_was_chosen_is_read_back(
             first += width
         keys["num_speculative_tokens_per_batch_size"] = ranges
     rewritten(tmp_path_factory.mktemp("p"), text, keys)
-
-
-def load_keys(text: str) -> dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load(dedent(text))["speculation"])
