@@ -51,7 +51,7 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         services = {"stage": stage, **services}
     content = {"name": made.name, "services": services, "volumes": {"home": {}}}
     before = [] if made.is_cpu else ["Needs the NVIDIA Container Toolkit."]
-    sources = ", ".join(f"`{seen_from(mount.path, folder)}`" for mount in made.mounts)
+    sources = ", ".join(f"`{seen_from(path, folder)}`" for path in made.mounts.values())
     before += [f"Needs {sources}, seen from this folder."] if made.mounts else []
     before += [f"export {name}=…" for name in made.secrets.values()]
     before += ["export HF_TOKEN=… (for gated models)"] if made.downloads else []
@@ -67,8 +67,8 @@ def _server(made: Deployment, folder: str) -> Service:
         values["HF_TOKEN"] = _TOKEN
     note = "models of the Hub, and what vLLM, torch and Triton compile"
     volumes: list[Any] = [Commented(note, f"home:{made.image.home}")]
-    for mount in made.mounts:
-        paths = {"source": seen_from(mount.path, folder), "target": f"{MODELS}/{mount.name}"}
+    for mount, path in made.mounts.items():
+        paths = {"source": seen_from(path, folder), "target": f"{MODELS}/{mount}"}
         bind = {"create_host_path": False}
         volumes.append({"type": "bind", **paths, "read_only": True, "bind": bind})
     where = {"working_dir": Commented("paths in the command are seen from here", MODELS)}

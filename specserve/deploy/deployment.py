@@ -18,7 +18,7 @@ from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
 from specserve.plan.locking import lock_of
 from specserve.plan.nodes import node_count
-from specserve.plan.uses import ModelUse, Mount, contained, model_uses
+from specserve.plan.uses import ModelUse, contained, model_uses
 from specserve.profile.schema import Profile, Server, fingerprint, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.versions import table
@@ -115,7 +115,7 @@ class Deployment:
     """Where the profile has the server listen."""
     devices: tuple[int | str, ...]
     """The accelerators of one host, by index or UUID, if the profile names them."""
-    mounts: tuple[Mount, ...]
+    mounts: Mapping[str, str]
     downloads: tuple[ModelUse, ...]
     """The repositories of the Hub, each once at each revision."""
     weights_bytes: float
@@ -155,7 +155,7 @@ class Deployment:
     @property
     def mounted(self) -> str:
         """What the container must find in MODELS, for a comment; empty if nothing is mounted."""
-        return ", ".join(f"`{mount.name}`" for mount in self.mounts)
+        return ", ".join(f"`{name}`" for name in self.mounts)
 
     @property
     def read_s(self) -> int:

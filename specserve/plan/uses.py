@@ -92,21 +92,12 @@ _FILES = {
 """The arguments that name something to read; `root_path` is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A folder or file of this disk, and its name in the container's folder."""
-
-    name: str
-    path: str
-    """Absolute."""
-
-
-def contained(profile: Profile) -> tuple[Profile, tuple[Mount, ...]]:
-    """The profile with each absolute path as `./NAME`, and what these names stand for.
+def contained(profile: Profile) -> tuple[Profile, dict[str, str]]:
+    """The profile with each absolute path as `./NAME`, and the path of each name.
 
     What the lock says of a model goes with it, so that the fingerprint stays.
     """
-    names: dict[str, str] = {}
+    names: dict[str, str] = {}  # by path
 
     def short(value: Any) -> Any:
         """The last part of a path, with a number where another path has that."""
@@ -137,4 +128,4 @@ def contained(profile: Profile) -> tuple[Profile, tuple[Mount, ...]]:
         frontend=shortened(profile.frontend),
         identities={short(model): what for model, what in profile.identities.items()},
     )
-    return inside, tuple(Mount(name, path) for path, name in names.items())
+    return inside, {name: path for path, name in names.items()}

@@ -46,7 +46,7 @@ def test_what_the_launch_reads_is_mounted_under_the_name_that_it_reads() -> None
     )
     words = list(made.plan.argv)
     assert words[2] == "./model" and {"/llm", "./chat.jinja", "sql=./sql", "org=org/one"} <= {*words}
-    assert {(mount.name, mount.path) for mount in made.mounts} == {
+    assert set(made.mounts.items()) == {
         ("model", "/a/model"),
         ("model-2", "/b/model"),
         ("chat.jinja", "/files/chat.jinja"),

@@ -137,7 +137,7 @@ def read_by_compose(text: str, made: Deployment) -> None:
     assert services["vllm"]["entrypoint"] + services["vllm"]["command"] == list(made.plan.argv)
     assert services["vllm"]["environment"].items() >= texts_of(made).items()
     volumes = [one for one in services["vllm"]["volumes"] if isinstance(one, dict)]
-    assert [Path(one["target"]).name for one in volumes] == [mount.name for mount in made.mounts]
+    assert [Path(one["target"]).name for one in volumes] == list(made.mounts)
     if made.downloads:
         (script,) = services["stage"]["command"]
         read_staging(script, made)
