@@ -53,27 +53,6 @@ def layer(prefix: str, config: Config, *, inputs: int | None = None) -> Shapes:
     }
 
 
-def convolutions(config: Config) -> Shapes:
-    """Short convolutions, with attention in some layers."""
-    hidden, middle, vocab = config["hidden_size"], config["block_ff_dim"], config["vocab_size"]
-    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
-    head = hidden // heads
-    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.embedding_norm.weight": (hidden,)}
-    for at, kind in enumerate(config["layer_types"]):
-        prefix, mixer = f"model.layers.{at}", {}
-        if kind == "conv":
-            mixer = {"conv.conv": (hidden, 1, config["conv_L_cache"]), "conv.in_proj": (3 * hidden, hidden)}
-            mixer |= {"conv.out_proj": (hidden, hidden)}
-        else:
-            mixer = {f"self_attn.{each}_proj": (keys * head, hidden) for each in "kv"}
-            mixer |= {f"self_attn.{each}_layernorm": (head,) for each in "qk"}
-            mixer |= {f"self_attn.{each}_proj": (hidden, hidden) for each in ("q", "out")}
-        mixer |= {"operator_norm": (hidden,), "ffn_norm": (hidden,), "feed_forward.w2": (hidden, middle)}
-        mixer |= {f"feed_forward.{each}": (middle, hidden) for each in ("w1", "w3")}
-        shapes |= {f"{prefix}.{name}.weight": size for name, size in mixer.items()}
-    return shapes
-
-
 def decoder(config: Config) -> Shapes:
     """A whole dense model."""
     vocab, hidden = config["vocab_size"], config["hidden_size"]
@@ -272,19 +251,6 @@ GEMMA: Config = {
     "tie_word_embeddings": True,
 }
 
-CONVOLUTIONS: Config = {
-    **LLAMA,
-    "architectures": ["Lfm2ForCausalLM"],
-    "model_type": "lfm2",
-    "layer_types": ["conv", "full_attention"] * 4,
-    "conv_L_cache": 3,
-    "conv_bias": False,
-    "conv_dim": 64,
-    "block_ff_dim": 128,
-    "block_auto_adjust_ff_dim": False,
-    "tie_word_embeddings": True,
-}
-
 DFLASH: Config = {
     **QWEN3,
     "architectures": ["DFlashDraftModel"],
@@ -303,7 +269,6 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-draft-distant": Recipe(
         {**LLAMA, **SMALL}, decoder, tokenizer={"words": tuple(f"word{index}" for index in range(510))}
     ),
-    "llama-draft-bare": Recipe({**LLAMA, **SMALL}, decoder, tokens=False),
     "llama-min-p": Recipe(LLAMA, decoder, generation={"temperature": 0.6, "min_p": 0.05}),
     "qwen": Recipe({**QWEN2, "vocab_size": 640}, decoder),
     "qwen-draft": Recipe({**QWEN2, **QWEN2_SMALL, "vocab_size": 576}, decoder),
@@ -365,7 +330,6 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-cut": Recipe(LLAMA, decoder, weights="cut"),
     "llama-mute": Recipe(LLAMA, decoder, tokens=False),
     "gemma2": Recipe({**GEMMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, decoder),
-    "lfm2": Recipe(CONVOLUTIONS, convolutions),
     "gpt2": Recipe(
         {
             "architectures": ["GPT2LMHeadModel"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import strategies as st
 
 from specserve.diagnostics import Finding, Severity
 from specserve.models.drafts import Draft, catalogue
@@ -13,9 +12,6 @@ from specserve.profile.schema import Profile
 from tests.checks.judging import judge, of
 
 Load = Callable[[str], Profile]
-LENGTHS = st.none() | st.just(-1) | st.integers(1, 1 << 20)
-
-
 HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 
 
@@ -30,10 +26,8 @@ def of_pair(profile: Load, target: str, head: str, *, method: str = "eagle3", k:
         ("Qwen/Qwen3-32B", HEAD_14B, "eagle3", "Qwen/Qwen3-14B"),
         ("Qwen/Qwen3-32B", HEAD_LLAMA, "eagle3", "meta-llama/Llama-3.1-8B-Instruct"),
         ("Qwen/Qwen3-32B-AWQ", HEAD_14B, "eagle3", "Qwen/Qwen3-14B"),
-        ("RedHatAI/Qwen3-32B-FP8-dynamic", HEAD_14B, "eagle3", "Qwen/Qwen3-14B"),
         ("nvidia/Llama-3.3-70B-Instruct-FP4", HEAD_LLAMA, "eagle3", "meta-llama/Llama-3.1-8B-Instruct"),
         ("Qwen/Qwen3.5-4B", "AngelSlim/Qwen3-4B_eagle3", "eagle3", "Qwen/Qwen3-4B"),
-        ("meta-llama/Llama-3.1-405B-Instruct", HEAD_LLAMA, "eagle3", "meta-llama/Llama-3.1-8B-Instruct"),
         ("google/gemma-4-12B-it", "google/gemma-4-31B-it-assistant", "mtp", "google/gemma-4-31B-it"),
         ("Qwen/Qwen3-4B", "z-lab/Qwen3-8B-DFlash-b16", "dflash", "Qwen/Qwen3-8B"),
         ("openai/gpt-oss-20b", "nvidia/gpt-oss-120b-Eagle3-v3", "eagle3", "openai/gpt-oss-120b"),
@@ -53,7 +47,6 @@ def test_a_published_head_of_another_family_or_size_is_an_error(
     [
         ("Qwen/Qwen3-14B-Base", HEAD_14B),
         ("moonshotai/Kimi-Dev-72B", "yuhuili/EAGLE-Qwen2-72B-Instruct"),
-        ("meta-llama/Llama-3.1-8B", HEAD_LLAMA),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", HEAD_LLAMA),
         ("Qwen/Qwen3-235B-A22B-Thinking-2507", "RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "AngelSlim/Qwen3-a3B_eagle3"),
@@ -75,14 +68,12 @@ def test_a_head_of_another_fine_tune_or_release_is_a_warning(profile: Load, targ
         ("Qwen/Qwen3-14B", HEAD_14B.lower()),
         ("Qwen/Qwen3-14B-FP8", HEAD_14B),
         ("RedHatAI/Qwen3-14B-quantized.w4a16", HEAD_14B),
-        ("nvidia/Qwen3-14B-NVFP4", HEAD_14B),
         ("unsloth/Meta-Llama-3.1-8B-Instruct", HEAD_LLAMA),
         ("amd/Llama-3.1-8B-Instruct-FP8-KV", HEAD_LLAMA),
         ("nvidia/GLM-5.2-NVFP4", "RedHatAI/GLM-5.2-speculator.dspark"),
         ("/models/foo", HEAD_LLAMA),
         ("./Qwen3-32B", HEAD_14B),
         ("somebody/Qwen3-32B-tuned", HEAD_14B),
-        ("somebody/a-405B", HEAD_LLAMA),
         ("nvidia/Nemotron-of-its-own-70B", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"),
         ("Qwen/Qwen3-32B", "./AngelSlim/Qwen3-14B_eagle3"),
         ("Qwen/Qwen3-32B", "somebody/Qwen3-14B_eagle3"),

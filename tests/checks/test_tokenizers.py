@@ -85,10 +85,6 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
     return judge
 
 
-def test_a_pair_of_one_family_is_clean(pair: Pair) -> None:
-    assert pair(document(specials=LLAMA31), document(specials=LLAMA31)) == []
-
-
 def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None:
     made = document(specials=QWEN25)
     (finding,) = pair(made, made, sizes=(1152, 1024))
@@ -127,11 +123,6 @@ def test_two_ids_of_eight_hundred_that_differ_are_a_warning(pair: Pair) -> None:
     assert finding.message == "2 token ids do not mean the same to the draft"
 
 
-def test_another_familys_tokens_of_the_same_number_cripple_the_draft(pair: Pair) -> None:
-    (finding,) = pair(document("metaspace", size=1000), document("byte_level", size=1000))
-    assert (finding.code, finding.severity) == ("SD202", Severity.ERROR)
-
-
 def test_sizes_that_the_profile_overrides_are_not_judged(pair: Pair) -> None:
     made = document(specials=QWEN25)
     engine = "{hf_overrides: {vocab_size: 1024}}"
@@ -153,12 +144,3 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
         context = collect(loaded, wanted=CheckOptions(offline=True, here=False)).context
         assert not context.tokenizers
         assert not CODES & {item.code for item in run_rules(replace(context, machine=None))[0]}
-
-
-@pytest.mark.vllm
-def test_vllm_cannot_map_the_vocabulary_of_a_draft_without_tokenizer(tmp_path: Path) -> None:
-    from vllm.tokenizers.registry import get_tokenizer
-
-    folder = checkpoint(tmp_path, "llama-draft-bare")
-    with pytest.raises((ValueError, OSError)):
-        get_tokenizer(str(folder))

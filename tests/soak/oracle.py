@@ -4,12 +4,14 @@
 
 The launches: the shipped profiles, the public recipes of tests/data, and the sound profiles and mistakes of
 tests/engine/matrix.py. Models that are not on this machine are judged by their published configuration, or left out.
+Then the small models of tests/memory, on one GPU and on two: how far the estimate is from what vLLM builds and plans.
 Exit code 1 if vLLM refuses a launch that is known to work.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -25,12 +27,17 @@ import yaml  # noqa: E402
 from specserve.checks.check import Checked, check  # noqa: E402
 from specserve.checks.collect import CheckOptions  # noqa: E402
 from specserve.checks.oracle import vllm_in  # noqa: E402
+from specserve.checks.oraclechild import CHILD, answers  # noqa: E402
 from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import Severity  # noqa: E402
-from specserve.hardware.accelerators import assume  # noqa: E402
+from specserve.hardware.accelerators import Machine, assume  # noqa: E402
+from specserve.memory.kv import kv_cache  # noqa: E402
+from specserve.memory.weights import per_gpu, target_weights  # noqa: E402
 from specserve.profile.load import examine  # noqa: E402
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND  # noqa: E402
+from tests.memory.models import recorded  # noqa: E402
+from tests.memory.test_built import CASES, inputs_of  # noqa: E402
 
 NAMES = {"python": "offline.py", "yaml": "compose.yaml"}
 """The file that a recipe of this form is read from."""
@@ -92,6 +99,41 @@ def outcome(launch: Launch, wanted: CheckOptions) -> tuple[str, str]:
     return ("accepted in part" if skipped else "accepted"), "; ".join(dict.fromkeys(skipped))
 
 
+def estimates(machine: Machine) -> Iterator[str]:
+    """What the estimate makes of each recorded model, beside what vLLM builds and plans of it today."""
+    cases = [case for case in CASES if case["name"] in (f"{case['model']}-tp1", f"{case['model']}-tp2")]
+    requests = [
+        {
+            "argv": [
+                "target",
+                *(f"--{key.replace('_', '-')}={value}" for key, value in case["engine"].items()),
+            ],
+            "models": {"target": recorded(case["model"]).config},
+            "build": {"draft_lacks": [], "beside": [0]},
+            "count": 2,
+        }
+        for case in cases
+    ]
+    kind = machine.accelerator
+    gpu = {
+        "name": f"NVIDIA {kind.name}",
+        "capability": kind.compute_capability,
+        "total_bytes": kind.total_bytes,
+    }
+    said = answers((*CHILD, "--gpu", json.dumps(gpu)), requests)
+    for case, answer in zip(cases, said, strict=True):
+        inputs, built = inputs_of(case), answer.get("build", {})
+        words = str(answer.get("refused") or answer.get("not_judged") or answer.get("skipped"))
+        if built.get("plans"):
+            (plan,), length = built["plans"], inputs.max_model_len
+            weights = (
+                per_gpu(target_weights(inputs), inputs, inputs.target.config, stages=1) / built["target"]
+            )
+            its = plan["kv_bytes"] * length / plan["tokens"]
+            words = f"weights {weights - 1:+.2%}, KV cache {kv_cache(inputs).request_bytes(length) / its - 1:+.2%}"
+        yield f"model    {case['name']:22} {words}"
+
+
 def main() -> int:
     """0: vLLM refuses nothing that works."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -116,6 +158,7 @@ def main() -> int:
                 print(f"{launch.kind}: {launch.name}: {who}: {words[:300]}", flush=True)
     for (kind, who), count in sorted(counts.items()):
         print(f"{kind:8} {who:22} {count}")
+    print(*estimates(assume(args.assume)), sep="\n")
     return 1 if wrong else 0
 
 
