@@ -35,9 +35,9 @@ def ask(
     """Send one prompt to a running server, and show what the answer cost.
 
     The text goes to stdout as it arrives. The time to first token, tokens/s and the acceptance rate
-    of this request go to stderr. If the model has no chat template, it continues the text. The key
-    of a server that needs one comes from VLLM_API_KEY; for a detached server, from the variable
-    that its profile names.
+    meanwhile go to stderr. If the model has no chat template, it continues the text. The key of a
+    server that is named by its URL comes from VLLM_API_KEY; that of a detached one from the
+    variable that its profile names.
 
     \b
     specserve ask "def __len__(self):" --max-tokens 48 --temperature 0
@@ -50,27 +50,23 @@ def ask(
     from specserve.report.text import json_document, json_values
     from specserve.serve.client import Client
     from specserve.serve.records import locate
-    from specserve.serve.requests import endpoint
 
     text, as_json = _prompt(prompt), format == "json"
-    place, record = locate(server)
-    key = record.api_key_env if record else None
+    place, _ = locate(server)
     if server is None:
-        say(f"asking the server at {in_one_line(place)}")
+        say(f"asking the server at {in_one_line(place.root)}")
     try:
-        client = Client(endpoint(place, api_key_env=key))
+        client = Client(place)
         with AnswerScreen() as screen:
-            model = client.first_model()
-            if note := client.note(model):
-                say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
             on_text = (lambda *_: None) if as_json else screen.show
-            limits = {"max_tokens": max_tokens, "temperature": temperature}
-            answer = client.ask(text, on_text=on_text, model=model, **limits)
+            answer = client.ask(
+                text, on_text=on_text, max_tokens=max_tokens, temperature=temperature
+            )
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
         raise Interrupted(message, exit_code=128 + signal.SIGINT) from None
     if as_json:
-        out(json_document({"url": place, **json_values(answer)}))
+        out(json_document({"url": place.root, **json_values(answer)}))
         return
     if answer.mode == "completion":
         say(f"`{in_one_line(answer.model)}` has no chat template, so it continued the text")
@@ -145,11 +141,11 @@ def generate(
 
 def generate_file(plan: LaunchPlan, *, data: bytes, path: Path) -> int:
     """Answer every line of `data` and say how it went. Returns how many could not be done."""
-    from specserve.report.answer import generation_line, say_generated
+    from specserve.report.answer import generation_line, say_failed_lines
     from specserve.report.console import say
     from specserve.serve import batch
 
     with generation_line() as show:
-        found = batch.generate(plan, data=data, path=path, show=show, say=say)
-    say_generated(found)
-    return len(found.errors)
+        errors = batch.generate(plan, data=data, path=path, show=show, say=say)
+    say_failed_lines(errors)
+    return len(errors)

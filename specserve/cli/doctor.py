@@ -56,7 +56,7 @@ def server_lines() -> Iterator[Line]:
 
     servers = list(observe_all())
     for seen in servers:
-        place = f" (port {seen.record.port})" if seen.record else ""
+        place = f" ({seen.record.url})" if seen.record else ""
         text = f"{seen.name}{place} {seen.state}{f': {seen.detail}' if seen.detail else ''}"
         is_well = seen.state in ("ready", "starting", "stopping")
         yield ok(text) if is_well else note(text, f"`specserve down {seen.name}` ends or clears it")

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specserve.cli.options import Format, argument, flag
-from specserve.errors import SpecserveError, UsageError
-
-if TYPE_CHECKING:
-    from specserve.serve.events import Event
+from specserve.errors import FactError, SpecserveError, UsageError
 
 
 def ps(*, format: Format = "text") -> None:
-    """List detached servers: state, port, acceptance.
+    """List detached servers: state, address, acceptance.
 
     States: starting, ready, silent (does not answer), hung (a process was stopped), stopping, dead
     (the cause is shown). ACCEPTED is the share of all draft tokens that the target accepted.
@@ -41,44 +35,36 @@ def ps(*, format: Format = "text") -> None:
         say("there are no detached servers; `specserve up PROFILE --detach` starts one")
 
 
-_LOOK_S = 0.2
 _NAME = "Name of a detached server (default: the only one)."
-_FOLLOW = "Keep printing new lines until the server ends or you press Ctrl-C."
-_LINES = "Print this many of the last lines; 0 prints all."
+_LINES = "Print this many of the last lines."
 
 
 def logs(
     name: Annotated[str | None, argument("NAME", _NAME)] = None,
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help=_FOLLOW)] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help=_LINES)] = 100,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help=_LINES)] = 100,
 ) -> None:
-    """Print a detached server's log, or follow it.
+    """Print the end of a detached server's log.
 
-    Control characters are shown as escapes, because a log contains text from outside.
+    Control characters are shown as escapes, because a log contains text from outside. The path of
+    the log goes to stderr, for `tail -f` and the like.
 
     \b
     specserve logs demo
-    specserve logs demo -f
-    specserve logs demo -n 0 | grep SpecDecoding
+    specserve logs demo -n 1000 | grep SpecDecoding
     """
+    from specserve.report.console import in_one_line, say
     from specserve.report.servers import print_log
-    from specserve.serve.logs import LogTail
+    from specserve.serve.logs import end_of
     from specserve.serve.records import only_server
 
-    record = only_server(name)
-    tail = LogTail(Path(record.log_path))
-    print_log(tail.last(lines))
-    with suppress(KeyboardInterrupt):
-        while follow:
-            follow = record.is_watched
-            if new := tail.read_raw():
-                print_log(new)
-                follow = True
-            elif follow:
-                time.sleep(_LOOK_S)
-            elif tail.rest:
-                print_log([tail.rest])
+    path = only_server(name).log_path
+    try:
+        text = end_of(Path(path))
+    except OSError as error:
+        raise FactError(f"the log cannot be read: {path}: {error.strerror}") from error
+    say(in_one_line(path))
+    print_log(text.splitlines()[-lines:])
 
 
 def down(
@@ -116,23 +102,16 @@ def down(
     failed = False
     with stop_on_signals() as stop:
         for name in wanted:  # an error is printed, and the others are stopped all the same
+            say(f"{name}: stopping; running requests may finish")
             try:
-                record = stop_server(name, stop=stop, emit=partial(_show, name))
+                record = stop_server(name, stop=stop)
             except SpecserveError as error:
                 say(failure(error))
                 failed = True
                 continue
-            if record is not None and record.ended is not None and record.ended.cause:
-                end = f"{record.ended.message}: {record.ended.cause}"
-                say(escaped(f"{name}: had ended by itself: {end}"))
-            last = f"its log stays: {record.log_path}" if record else "cleared"
+            if record is not None and record.cause:
+                say(escaped(f"{name}: had ended by itself: {record.end}: {record.cause}"))
+            last = f"nothing is left running; its log: {record.log_path}" if record else "cleared"
             say(escaped(f"{name}: {last}"))
     if failed:
         raise typer.Exit(2)
-
-
-def _show(name: str, event: Event) -> None:
-    from specserve.report.console import say
-    from specserve.report.servers import event_words
-
-    say(f"{name}: {event_words(event)}")

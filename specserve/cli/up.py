@@ -78,7 +78,7 @@ def up(
         path_of(name)  # refuses what cannot be a name before anything is written under it
     serving: dict[str, Any] = {}
     if detach:
-        serving = {"profile": source.file, "alternative": alternative}
+        serving = {"profile": source.file, "alternative": alternative or ""}
         serving["settings"] = tuple(settings or ())
     start(plan, name=name, format=format, **serving)
 

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from itertools import zip_longest
 from multiprocessing import active_children, connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
@@ -77,8 +76,7 @@ class Generation:
         import vllm
 
         self._lines, self._messages = lines, messages
-        # without statistics there are no acceptance counters; vllm.LLM leaves them out by default
-        self._llm = vllm.LLM(**{**engine_kwargs, "disable_log_stats": False})
+        self._llm = vllm.LLM(**engine_kwargs)
         self._defaults: dict[str, Any] = self._llm.model_config.get_diff_sampling_param() or {}
         self._index_of: dict[str, int] = {}
         # enough that the scheduler never runs dry
@@ -101,7 +99,7 @@ class Generation:
                 for output in self._llm.llm_engine.step():
                     if output.finished:
                         self._answer(output)
-        self._lines.send("done", acceptance=self._acceptance())
+        self._lines.send("done")
 
     def _add(self, message: dict[str, Any]) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -145,18 +143,6 @@ class Generation:
             completion_tokens=len(completion.token_ids),
             **tokens,
         )
-
-    def _acceptance(self) -> dict[str, Any] | None:
-        """The speculation counters of all engines; None where the engine does not speculate."""
-        counts: dict[str, Any] = {"accepted_per_position": []}
-        for metric in self._llm.get_metrics():
-            name = metric.name.removeprefix("vllm:spec_decode_num_")
-            if name in ("drafts", "draft_tokens", "accepted_tokens"):
-                counts[name] = counts.get(name, 0) + metric.value
-            elif name == "accepted_tokens_per_pos":
-                pairs = zip_longest(counts["accepted_per_position"], metric.values, fillvalue=0)
-                counts["accepted_per_position"] = [sum(pair) for pair in pairs]
-        return counts if "drafts" in counts else None
 
     def _watch(self, processes: list[BaseProcess]) -> None:
         """Notice an engine process that dies without a word: vLLM's client would wait for ever."""

@@ -254,7 +254,7 @@ class Measurement:
         )
 
         def on_event(event: events.Event) -> None:
-            if isinstance(event, events.PhaseStarted):
+            if isinstance(event, events.Progress) and not event.took_s:
                 self.on_progress(Progress(f"starting {variant.name}: {event.phase}"))
 
         self.launches += 1
@@ -262,8 +262,8 @@ class Measurement:
             self._starts_s.append(time.monotonic() - began_s)
             text = f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"
             self.on_progress(Progress(text, is_note=True))
-            if server.figures.kv_cache_tokens:
-                self.kv_tokens[variant.name] = server.figures.kv_cache_tokens
+            if server.kv_cache_tokens:
+                self.kv_tokens[variant.name] = server.kv_cache_tokens
             yield connect(variant, server.url, check=server.check)
 
     def send_block(

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 
 Counted = TypeVar("Counted")
@@ -136,24 +136,6 @@ def since_by_engine(
         since(before.get(engine, Acceptance()), now=counted) or counted
         for engine, counted in now.items()
     )
-
-
-def of_request(summary: object) -> Acceptance | None:
-    """Read `metrics.speculative_decoding` of one response; None if it is not what vLLM writes.
-
-    Its `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens
-    (vllm 0.33, v1/metrics/stats.py, RequestSpecDecodeMetrics).
-    """
-    if not isinstance(summary, Mapping):
-        return None
-    keys = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    numbers, steps = [summary.get(key) for key in keys], summary.get("acceptance_histogram")
-    values = [*numbers, *steps] if isinstance(steps, list) else [None]
-    if not all(type(value) is int and value >= 0 for value in values):
-        return None
-    drafts, draft_tokens, accepted_tokens, *histogram = map(int, values)
-    at_least = tuple(accumulate(reversed(histogram)))[::-1]
-    return Acceptance(drafts, draft_tokens, accepted_tokens, at_least[1:])
 
 
 class EngineName(NamedTuple):

@@ -17,7 +17,6 @@ from specserve.report.console import LiveLine, escaped, in_one_line, out, say
 from specserve.report.page import Items, text_lines
 from specserve.report.text import (
     DASH,
-    GIB,
     Column,
     Table,
     duration,
@@ -30,7 +29,7 @@ from specserve.serve import events
 if TYPE_CHECKING:
     from specserve.serve.records import Seen
 
-_COLUMNS = ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED")
+_COLUMNS = ("NAME", "STATE", "URL", "UP", "DRAFTS", "ACCEPTED")
 _PROMPT = "def __len__(self):"
 
 
@@ -39,18 +38,18 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
     now_s = time.time() if now_s is None else now_s
     rows, remarks = [], []
     for seen in servers:
-        port = up = drafts = DASH
+        url = up = drafts = DASH
         if (record := seen.record) is not None:
-            port = str(record.port)
+            url = record.url
             if seen.state != "dead":
                 up = duration(now_s - record.started_at_s)
             drafts = record.drafts or DASH
         if seen.detail:
             remarks.append((seen.name, seen.detail))
-        if record is not None and record.ended is not None and record.ended.hint:
-            remarks.append(("", f"hint: {record.ended.hint}"))
+        if record is not None and record.hint:
+            remarks.append(("", f"hint: {record.hint}"))
         accepted = figure(seen.acceptance_rate)
-        rows.append((seen.name, seen.state, port, up, drafts, accepted))
+        rows.append((seen.name, seen.state, url, up, drafts, accepted))
     lines = Table([Column(name, "text") for name in _COLUMNS], rows, keys=1).text(indent=0)
     return "\n".join([*lines, *text_lines(Items(remarks), sys.stdout)])
 
@@ -60,12 +59,9 @@ def event_words(event: events.Event) -> str:
     match event:
         case events.Started(pid, log_path):
             return f"starting vLLM (pid {pid}), log: {in_one_line(log_path)}"
-        case events.PhaseStarted(phase):
-            return f"  {phase} …"
-        case events.PhaseGoesOn(phase, took_s):
-            return f"  {phase} … {duration(took_s)} so far"
-        case events.PhaseEnded(phase, took_s):
-            return f"  {phase} … {duration(took_s)}"
+        case events.Progress(phase, took_s, is_over):
+            so_far = "" if is_over else " so far"
+            return f"  {phase} …{f' {duration(took_s)}{so_far}' if took_s else ''}"
         case events.Ready():
             return f"ready in {duration(event.elapsed_s)}"
         case events.Stopping(signal, grace_s):
@@ -90,7 +86,7 @@ class TextView:
 
     def __call__(self, event: events.Event) -> None:
         """Show it."""
-        if isinstance(event, events.PhaseStarted | events.PhaseGoesOn):
+        if isinstance(event, events.Progress) and not event.is_over:
             self._line.show(event_words(event))
         else:
             say(event_words(event))
@@ -109,7 +105,7 @@ class JsonView:
 
     def __call__(self, event: events.Event) -> None:
         """Write it; the half-second news are left out."""
-        if isinstance(event, events.PhaseGoesOn):
+        if isinstance(event, events.Progress) and event.took_s and not event.is_over:
             return
         word = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
         text = self._say(word, **json_values(event))
@@ -128,24 +124,8 @@ class JsonView:
 
 
 def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
-    """Returns where the server is, what it holds, and commands that ask it, a line each."""
-    figures, resident = ready.figures, ready.resident_bytes
-    sizes = {
-        "weights per GPU": figures.weights_gib,
-        "weights on disk": None if figures.weights_gib else figures.checkpoint_gib,
-        "KV cache": figures.kv_cache_gib,
-        "CUDA graphs": figures.graphs_gib,
-        "host memory": resident / GIB if resident else None,
-    }
-    known = [f"{name} {gib:.2f} GiB" for name, gib in sizes.items() if gib is not None]
-    lines = {
-        "url": in_one_line(f"{ready.url}/v1"),
-        "model": in_one_line(ready.model),
-        "memory": ", ".join(known) or "unknown",
-    }
-    if figures.kv_cache_tokens and figures.max_concurrency and figures.max_model_len:
-        room = f"{figures.max_concurrency:.1f} requests of {figures.max_model_len:,} tokens"
-        lines["KV cache"] = f"{figures.kv_cache_tokens:,} tokens: room for {room}"
+    """Returns where the server is, and commands that ask it, a line each."""
+    lines = {"url": in_one_line(f"{ready.url}/v1"), "model": in_one_line(ready.model)}
     body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
     key, url = plan.api_key_env, shlex.quote(ready.url or plan.url)
     header = f' -H "Authorization: Bearer ${key}"' if key else ""
@@ -157,9 +137,9 @@ def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
     return "\n".join(f"{label:<9}{text}" for label, text in lines.items())
 
 
-def print_log(lines: Sequence[bytes]) -> None:
+def print_log(lines: Sequence[str]) -> None:
     """Lines of a log to stdout; text from outside in them commands no terminal and no CI."""
-    shown = [escaped(line.decode(errors="replace").rstrip("\r")) for line in lines]
+    shown = [escaped(line) for line in lines]
     if os.environ.get("GITHUB_ACTIONS") == "true":
         # a job obeys `::…` at the start of a line, and `##[…` anywhere
         shown = [re.sub(r"^(\s*):(?=:)|#(?=#\[)", r"\1\\", line) for line in shown]

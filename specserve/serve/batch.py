@@ -10,17 +10,14 @@ import queue
 import signal
 import sqlite3
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, Interrupted, LaunchError, UsageError
-from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.causes import died, stalled
-from specserve.serve.lines import Entry, Record, entries
+from specserve.serve.causes import stalled
+from specserve.serve.lines import Record, entries
 from specserve.serve.logs import default_log
 from specserve.serve.process import JsonChild, resolve_env
 from specserve.serve.signals import stop_on_signals
@@ -118,44 +115,18 @@ class Output:
         self._base.close()
 
 
-@dataclass(slots=True)
-class GenerateStatus:
-    """How far a run is; times on the monotonic clock."""
-
-    total: int
-    done: int
-    """Lines that are finished, those of earlier runs included."""
-    began_s: float = field(default_factory=time.monotonic)
-    ready_s: float | None = None
-    """When the engine was ready."""
-    tokens: int = 0
-    """Completion tokens of this run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A complete run. `errors`: what could not be done, in the order of the lines."""
-
-    errors: tuple[str, ...]
-    completion_tokens: int = 0
-    took_s: float | None = None
-    """From the moment when the engine was ready; None if no line needed one."""
-    acceptance: Acceptance | None = None
-    """None without speculation."""
-
-
 def generate(
     plan: LaunchPlan,
     *,
     data: bytes,
     path: Path,
-    show: Callable[[GenerateStatus], None],
+    show: Callable[[str], None],
     say: Callable[[str], None],
-) -> Generated:
-    """Answer every line of `data` that the output does not hold yet. `show` is called often.
+) -> tuple[str, ...]:
+    """Answer every line of `data` that the output does not hold yet; `show` tells how far it is.
 
-    Raises UsageError if a file is in the way, LaunchError if the engine fails, and Interrupted on a
-    signal; what is written stays.
+    Returns the errors of lines that could not be done. Raises UsageError if a file is in the way,
+    LaunchError if the engine fails, and Interrupted on a signal; what is written stays.
     """
     lines = list(entries(data))
     # all that the answers depend on
@@ -166,59 +137,53 @@ def generate(
         stop_on_signals() as stop,
     ):
         todo = {entry.index: entry for entry in lines if entry.index not in output.done}
-        asked = [
-            {"index": entry.index, **entry.request}
-            for entry in todo.values()
-            if entry.request is not None
-        ]
-        status, acceptance = GenerateStatus(len(lines), len(output.done)), None
+        state = "starting the engine"
         if not lines:
             say("nothing to do: the input has no lines")
-        if status.done:
-            say(f"resuming: {status.done} of {status.total} lines are already done")
+        if output.done:
+            say(f"resuming: {len(output.done)} of {len(lines)} lines are already done")
 
         def tick() -> None:
             """Ends the run between two answers if a signal came, never inside a write."""
             if stop.count:
                 code = 128 + (stop.signal or signal.SIGTERM)
                 raise Interrupted(f"stopped: {output.kept(len(lines))}", exit_code=code)
-            show(status)
-
-        def finish(entry: Entry, answer: Mapping[str, Any]) -> None:
-            output.write(entry.record(answer))
-            status.done += 1
-            status.tokens += answer.get("completion_tokens", 0)
-            tick()
+            show(f"{state}: {len(output.done)} of {len(lines)} lines")
 
         for entry in todo.values():
             if entry.request is None:
-                finish(entry, {"error": entry.error})
+                output.write(entry.record({"error": entry.error}))
+                tick()
+        asked = [
+            {"index": entry.index, **entry.request}
+            for entry in todo.values()
+            if entry.request is not None
+        ]
         if asked:
             log_path = default_log(f"{plan.name}-generate")
             say(f"starting the engine, log: {log_path}")
             # no server, no key
             env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}
             child = JsonChild(CHILD, env=resolve_env(env), log_path=log_path)
+            tokens = 0
             try:
                 for message in _messages(child, plan, asked, on_tick=tick):
-                    event = message.pop("event")
+                    event, state = message.pop("event"), "generating"
                     if event == "ready":
-                        status.ready_s = time.monotonic()
-                        took_s = status.ready_s - status.began_s
-                        say(f"the engine is ready after {took_s:.1f} s (vLLM {message['vllm']})")
+                        began_s = child.elapsed_s
+                        say(f"the engine is ready after {began_s:.1f} s (vLLM {message['vllm']})")
                     elif event != "done":
-                        finish(todo[message["index"]], message)
-                    elif (counts := message["acceptance"]) is not None:
-                        positions = tuple(counts.pop("accepted_per_position"))
-                        acceptance = Acceptance(**counts, accepted_per_position=positions)
+                        tokens += message.get("completion_tokens", 0)
+                        output.write(todo[message["index"]].record(message))
+                        tick()
+                took_s = child.elapsed_s - began_s
+                say(f"{tokens} tokens in {took_s:.1f} s: {tokens / took_s:.1f} tokens/s")
             except LaunchError:
                 say(output.kept(len(lines)))
                 raise
             finally:
                 child.close()  # at once: vLLM's own end takes seconds
-        errors = output.complete()
-    generated_s = time.monotonic() - status.ready_s if status.ready_s is not None else None
-    return Generated(errors, status.tokens, generated_s, acceptance)
+        return output.complete()
 
 
 def _messages(
@@ -240,11 +205,11 @@ def _messages(
             if not event:  # once it is ready, silence may be long
                 limit_s = child.stalled_s(plan.stall_timeout_s)
                 if limit_s is not None:
-                    raise stalled(child, phase, limit_s=limit_s) from None
+                    raise stalled(child.log_path, phase, limit_s=limit_s) from None
             continue
         if message is None or message["event"] == "failed":
             child.wait()  # the log is complete once the process is gone
             said = str(message["error"]) if message is not None else None
-            raise died(child, phase, after_s=child.elapsed_s, said=said)
+            raise child.death(phase, said=said)
         phase, event = "generating", message["event"]
         yield message

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 from specserve.errors import LaunchError
 from specserve.profile.secrets import redacted
 from specserve.serve.events import Phase
-from specserve.serve.logs import LogLine, is_disk_full, read_end
-from specserve.serve.process import Group
+from specserve.serve.logs import LogLine, end_of, is_disk_full, parse
 from specserve.serve.signals import signal_name
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -25,7 +25,6 @@ _KILLED_HINT = (
     "SIGKILL is the out-of-memory killer's or kill -9: see `dmesg` and the container's memory"
     " limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
-_TOLD_TO_STOP = re.compile(r"API server: shutdown triggered|trigger received signal=SIG(TERM|INT)")
 _CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*$")
 # uvicorn puts this before the stack of a request that its application did not answer
 _REQUEST = re.compile(r"^ERROR: +Exception in ASGI application")
@@ -33,20 +32,15 @@ _OTHER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL): ")
 # a log of days is full of other people's errors
 _SERVING_LOG_BYTES, _STARTING_LOG_BYTES = 256 << 10, 4 << 20
 
-_VLLM_FRAME = re.compile(
-    r'^[ \t]*File "[^"]{0,400}?(vllm(?:/\w{1,60}){1,9}\.py)", line (\d+), in (\w+)'
-)
 _NAMED = r"(?:[A-Za-z_]\w*\.)*\w{0,80}(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired"
 _EXCEPTION = re.compile(rf"^(?P<name>{_NAMED}|OutOfResources))(?::(?P<message>.*))?$")
 _LINK = re.compile(
     r"^The above exception was the direct cause"
     r"|^During handling of the above exception, another exception"
 )
-# what the engine says of a worker's exception (vllm 0.32, v1/executor/multiproc_executor.py)
-_QUOTES = re.compile(r"^Worker failed with error '(?P<quoted>.*?)(?:', please check.*)?$")
 # what the survivors say about a death elsewhere: never the root cause
 _ECHO = re.compile(
-    r"EngineDeadError|root cause above"
+    r"EngineDeadError|root cause above|Worker failed with error"
     r"|(?:stack ?trace|error)s? (?:\(above\)|above) for (?:the|more)"
     r"|Engine core initialization failed|Frontend process failed during engine core"
     r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
@@ -61,8 +55,8 @@ class CausePattern:
     """One row: a pattern over the log, the sentence that it means, and the way out.
 
     It is tried where the log contains one of the literals of `text`; `within` must stand in the
-    stack above the match. A `late` row is tried last, on that many last lines of any level; one
-    `of_death` after the tracebacks, on all lines: it is what survivors say.
+    stack above the match. One with `last` is tried after the tracebacks, on that many last lines
+    of any level: it is what survivors say.
     """
 
     name: str
@@ -71,8 +65,7 @@ class CausePattern:
     message: str
     hint: str
     within: re.Pattern[str] | None = None
-    late: int = 0
-    of_death: bool = False
+    last: int = 0
 
     def find(self, log: str) -> re.Match[str] | None:
         """Return the first match."""
@@ -121,23 +114,21 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
 
     `exit_code` is that of vLLM's first process, negative for a signal, None if it is not known.
     """
-    is_clean = exit_code in {0, -signal.SIGTERM, -signal.SIGINT}
-    if is_clean and any(_TOLD_TO_STOP.search(line.text) for line in lines):
-        message = "something other than specserve sent vLLM SIGTERM or SIGINT"
-        return Cause("told-to-stop", message, "stop specserve itself: it stops vLLM")
-    own = _without_requests(lines)
-    faults = [line for line in own if line.is_fault]
-    # the API server talks on while the engine hangs
-    texts = [line.text for line in own if not line.process.startswith("APIServer")]
-    last = [text for text in texts if not _CHATTER.search(text)]
+    faults = [line for line in _without_requests(lines) if line.is_fault]
     said = "\n".join(line.text for line in faults)
-    rows = table()
+    # the API server talks on while the engine hangs
+    last = [
+        line.text
+        for line in lines
+        if not (
+            _CHATTER.search(line.text) or (line.level == "INFO" and line.process == "APIServer")
+        )
+    ]
     return (
-        _first((row, said) for row in rows if not (row.late or row.of_death))
+        _first((row, said) for row in table() if not row.last)
         or _of_traceback(faults)
-        or _first((row, "\n".join(line.text for line in lines)) for row in rows if row.of_death)
         or _of_exit(exit_code)
-        or _first((row, "\n".join(last[-row.late :])) for row in rows if row.late)
+        or _first((row, "\n".join(last[-row.last :])) for row in table() if row.last)
         or _of_last_line(faults)
     )
 
@@ -145,18 +136,16 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
 def _first(candidates: Iterable[tuple[CausePattern, str]]) -> Cause | None:
     for row, log in candidates:
         if match := row.find(log):
-            start, end = log.rfind("\n", 0, match.start()) + 1, log.find("\n", match.end())
             words = {name: (value or "").strip() for name, value in match.groupdict().items()}
             if number := words.get("signal"):
                 words["signal"] = signal_name(int(number))
-            words["line"] = log[start : end if end >= 0 else None].strip()
             message = _shortened(row.message.format_map(words))
             return Cause(row.name, message, row.hint.format_map(words))
     return None
 
 
 def _of_traceback(lines: Sequence[LogLine]) -> Cause | None:
-    """The exception at the root of the last failure, with the place in vLLM's source.
+    """The exception at the root of the last failure.
 
     Workers write their lines between each other's, so each process is read on its own. In a chain
     the innermost exception is the root, unless it reports another process's failure.
@@ -164,29 +153,23 @@ def _of_traceback(lines: Sequence[LogLine]) -> Cause | None:
     by_process: dict[str, list[tuple[int, str]]] = {}
     for position, line in enumerate(lines):
         by_process.setdefault(line.process, []).append((position, line.text))
-    found: list[tuple[bool, int, str]] = []
+    found: list[tuple[int, str]] = []
     for own in by_process.values():
-        root, place, statement, is_linked = "", "", "", False
+        root, statement, is_linked = "", "", False
         for position, text in own:
             is_linked |= _LINK.match(text) is not None
-            if _TRACEBACK in text:
-                place = ""
-            elif match := _VLLM_FRAME.match(text):
-                place = " ({}:{}, in {})".format(*match.groups())
-            elif text.lstrip().startswith("assert "):
+            if text.lstrip().startswith("assert "):
                 statement = text.strip()
             elif match := _EXCEPTION.match(text):
-                name, message = match["name"], (match["message"] or "").strip() or statement
-                if quoted := _QUOTES.match(message):  # only another process reports it
-                    name, message, place = "a worker's exception", quoted["quoted"], ""
-                said = f"{name}: {message}" if message else name
+                message = (match["message"] or "").strip() or statement
+                said = f"{match['name']}: {message}" if message else match["name"]
                 root = root if is_linked else ""
                 if not root and not _ECHO.search(said):
-                    root = f"{_shortened(said)}{place}"
+                    root = _shortened(said)
                 if root:
-                    found.append((quoted is None, position, root))
-                place, statement, is_linked = "", "", False
-    return Cause("exception", max(found)[2], _TRACEBACK_HINT) if found else None
+                    found.append((position, root))
+                statement, is_linked = "", False
+    return Cause("exception", max(found)[1], _TRACEBACK_HINT) if found else None
 
 
 def _of_exit(code: int | None) -> Cause | None:
@@ -220,54 +203,66 @@ def _without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
     for line in lines:
         if _REQUEST.match(line.text):
             in_request = line.process
+        elif line.process == in_request and not line.level and not _OTHER.match(line.text):
             continue
-        if in_request is not None:
-            if not line.level and line.process == in_request and not _OTHER.match(line.text):
-                continue
+        else:
             in_request = None
-        if line.level != "ERROR" or not line.process.startswith("APIServer"):
-            kept.append(line)
+            if line.level != "ERROR" or not line.process.startswith("APIServer"):
+                kept.append(line)
     return kept
 
 
 def died(
-    group: Group, phase: str, *, after_s: float | None = None, said: str | None = None
+    log_path: Path,
+    phase: str,
+    *,
+    exit_code: int | None,
+    after_s: float | None = None,
+    said: str | None = None,
 ) -> LaunchError:
     """Return why vLLM ended without being asked to. `said`: its own report, if the log has none."""
-    code = group.exit_code
-    if code is None:
-        how = "is gone, and how it ended is not known"
-    else:
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-    after = f" after {_duration(after_s)}" if after_s is not None else ""
-    return _error(f"vLLM {how}{after}, while {phase}", phase, group, said=said)
+    how, after = "is gone, and how it ended is not known", ""
+    if exit_code is not None:
+        signalled = f"was killed by {signal_name(-exit_code)}"
+        how = signalled if exit_code < 0 else f"exited with code {exit_code}"
+    if after_s is not None:
+        after = f" after {_duration(after_s)}"
+    return _error(f"vLLM {how}{after}, while {phase}", log_path, phase, exit_code, said=said)
 
 
-def stalled(group: Group, phase: str, *, limit_s: float) -> LaunchError:
+def stalled(log_path: Path, phase: str, *, limit_s: float) -> LaunchError:
     """Nothing moved for too long, so it was stopped."""
     message = f"vLLM made no progress for {_duration(limit_s)} while {phase}: it was stopped"
     hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
-    return _error(message, phase, group, hint=hint)
+    return _error(message, log_path, phase, None, hint=hint)
 
 
 def _error(
-    message: str, phase: str, group: Group, *, said: str | None = None, hint: str | None = None
+    message: str,
+    log_path: Path,
+    phase: str,
+    exit_code: int | None,
+    *,
+    said: str | None = None,
+    hint: str | None = None,
 ) -> LaunchError:
     """`said` and `hint` count if the log tells no cause."""
     limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
-    lines = read_end(group.log_path, limit_bytes=limit_bytes)
-    cause = find_cause(lines, exit_code=group.exit_code)
-    if not cause.is_known and is_disk_full(group.log_path):
+    lines: list[LogLine] = []
+    with contextlib.suppress(OSError):
+        lines = parse(end_of(log_path, limit_bytes=limit_bytes))
+    cause = find_cause(lines, exit_code=exit_code)
+    if not cause.is_known and is_disk_full(log_path):
         cause = Cause(
             "log-disk-full",
             "the disk of the log is full, and vLLM ends or hangs if it cannot write",
-            f"make room in {group.log_path.parent}, or set SPECSERVE_STATE_DIR to another folder",
+            f"make room in {log_path.parent}, or set SPECSERVE_STATE_DIR to another folder",
         )
     elif not cause.is_known:
         cause = replace(cause, message=said or cause.message, hint=hint or cause.hint)
     return LaunchError(
         message,
-        log_path=str(group.log_path),
+        log_path=str(log_path),
         # if the cause is known, the end of the log is its echo
         log_tail=() if cause.is_known else tuple(redacted(line.text) for line in lines[-5:]),
         causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk

@@ -6,14 +6,11 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from specserve.errors import TrafficError
-from specserve.files import read_start
-from specserve.metrics.counters import Acceptance, of_request, since_by_engine
+from specserve.metrics.counters import Acceptance, since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve import requests
 from specserve.serve.requests import Endpoint
@@ -21,10 +18,8 @@ from specserve.serve.requests import Endpoint
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
 OnText = Callable[[Kind, str], None]
-_CONNECT_S, _READ_S = 5.0, 600.0
-_SHORT_S, _ANSWER_S = 10.0, 3600.0
-"""All of an answer that needs no model, and of one that a model writes."""
-_HERE = ("127.0.0.1", "::1", "localhost")
+_READ_S, _SHORT_S, _ANSWER_S = 600.0, 10.0, 3600.0
+"""A wait for more; all of an answer that needs no model, and of one that a model writes."""
 _SHORT_BYTES, _STREAM_BYTES = 4 << 20, 64 << 20
 
 
@@ -41,7 +36,11 @@ class Answer:
     completion_tokens: int | None = None
     ttft_s: float | None = None
     last_token_s: float | None = None
-    speculation: SpeculationCounts = field(default_factory=lambda: SpeculationCounts(None))
+    speculates: bool | None = None
+    acceptance: Acceptance | None = None
+    """By what the server's counters gained meanwhile."""
+    other_requests: int = 0
+    """Requests of others that ran meanwhile, and whose tokens the counters hold too."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -50,18 +49,6 @@ class Answer:
             return None
         seconds, tokens = self.last_token_s - self.ttft_s, self.completion_tokens - 1
         return tokens / seconds if tokens > 0 and seconds > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationCounts:
-    """Whether the server speculates (None: it does not tell), and what was accepted."""
-
-    is_on: bool | None
-    acceptance: Acceptance | None = None
-    basis: Literal["request", "counters"] | None = None
-    """`request`: the server counted this one alone; `counters`: what all its counters gained."""
-    other_requests: int = 0
-    """Requests of others that ran meanwhile, and whose tokens the counters hold too."""
 
 
 class Client:
@@ -96,14 +83,6 @@ class Client:
             limit = self.models().get(model, {}).get("max_model_len")
             return limit if isinstance(limit, int) and limit > 0 else None
         return None
-
-    def note(self, model: str) -> str | None:
-        """What the model's folder says about it, if the server is on this host and names one."""
-        if urlsplit(self.root).hostname not in _HERE:
-            return None
-        folder = self.models().get(model, {}).get("root")
-        data = read_start(Path(folder) / "NOTE.txt", 500) if isinstance(folder, str) else b""
-        return " ".join(data.decode(errors="replace").split()) or None
 
     def post(
         self,
@@ -152,54 +131,41 @@ class Client:
         before = self.metrics()
         try:
             messages = [{"role": "user", "content": prompt}]
-            answer, summary = self._stream("chat", {**body, "messages": messages}, on_text)
+            answer = self._stream("chat", {**body, "messages": messages}, on_text)
         except requests.NoChatTemplate:
-            answer, summary = self._stream("completion", {**body, "prompt": prompt}, on_text)
-        answer.speculation = self._speculation(summary, before)
+            answer = self._stream("completion", {**body, "prompt": prompt}, on_text)
+        answer.speculates = before.speculates if before is not None else None
+        if before is not None and before.speculates and (after := self.metrics_after(before)):
+            answer.acceptance = since_by_engine(before.acceptance, now=after.acceptance)
+            finished = after.total.finished_requests - before.total.finished_requests
+            answer.other_requests = max(finished - 1, 0) + after.running_requests
         return answer
 
-    def _stream(self, mode: Mode, body: dict[str, Any], on_text: OnText) -> tuple[Answer, object]:
+    def _stream(self, mode: Mode, body: dict[str, Any], on_text: OnText) -> Answer:
         path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
-        answer, model, summary = Answer(model=body["model"], mode=mode), body["model"], None
+        answer, model = Answer(model=body["model"], mode=mode), body["model"]
         said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
         started = time.perf_counter()
         with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:
             for event in _events(pieces):
                 if "error" in event:
-                    raise requests.failed_midway(self._endpoint, event)
+                    why = requests.message_in(json.dumps(event))
+                    why = requests.said_by(self._endpoint, why)
+                    raise TrafficError(f"the server failed in the middle of the answer: {why}")
                 for kind, text in _texts(event, answer):
                     answer.last_token_s = time.perf_counter() - started
                     answer.ttft_s = answer.ttft_s or answer.last_token_s
                     said[kind].append(text)
                     on_text(kind, text)
-                usage, metrics = event.get("usage"), event.get("metrics")
+                usage = event.get("usage")
                 for name in ("prompt_tokens", "completion_tokens"):
                     if isinstance(usage, dict) and isinstance(count := usage.get(name), int):
                         setattr(answer, name, count)
-                if isinstance(metrics, dict):
-                    summary = metrics.get("speculative_decoding") or summary
         answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
         if answer.finish_reason is None:
-            hint = "the server's log may show why"
+            hint = requests.LOG_HINT
             raise TrafficError("the answer ended without a finish reason", hint=hint)
-        return answer, summary
-
-    def _speculation(self, summary: object, before: Metrics | None) -> SpeculationCounts:
-        counted = of_request(summary)
-        if counted is not None:
-            return SpeculationCounts(True, counted, "request")
-        if before is None or not before.speculates:
-            return SpeculationCounts(None if before is None else False)
-        after = self.metrics_after(before)
-        if after is None:
-            return SpeculationCounts(True)
-        finished = after.total.finished_requests - before.total.finished_requests
-        return SpeculationCounts(
-            is_on=True,
-            acceptance=since_by_engine(before.acceptance, now=after.acceptance),
-            basis="counters",
-            other_requests=max(finished - 1, 0) + after.running_requests,
-        )
+        return answer
 
     @contextlib.contextmanager
     def _sent(
@@ -212,18 +178,14 @@ class Client:
         limit_s: float | None = None,
     ) -> Iterator[Iterator[bytes]]:
         """A good answer as it comes, within bounds; what goes wrong is a TrafficError."""
-        with (
-            requests.failing(self._endpoint),
-            requests.exchange(
-                f"{self.root}{path}",
-                most_bytes=most_bytes,
-                limit_s=limit_s or _ANSWER_S,
-                connect_s=_CONNECT_S,
-                read_s=_READ_S,
-                key=self._endpoint.api_key,
-                body=None if body is None else json.dumps(dict(body)),
-            ) as (status, pieces),
-        ):
+        with requests.exchange(
+            self._endpoint,
+            path,
+            body=None if body is None else json.dumps(dict(body)),
+            most_bytes=most_bytes,
+            limit_s=limit_s or _ANSWER_S,
+            read_s=_READ_S,
+        ) as (status, pieces):
             if not 200 <= status < 300:
                 said = requests.message_in(b"".join(pieces).decode(errors="replace"))
                 raise requests.of_status(self._endpoint, status, said, model=model)

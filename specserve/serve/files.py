@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
@@ -18,8 +17,6 @@ from specserve.files import open_descriptor
 
 Process = tuple[int, int]
 """A process id, and when that process started, in clock ticks since the boot."""
-SOCKETS, SOCKETS_VARIABLE = "specserve-", "VLLM_RPC_BASE_PATH"
-"""How the folder of a server's sockets begins, in the temporary folder; what names it to vLLM."""
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
 _OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
 """What OpenMP maps for a moment while it loads."""
@@ -50,7 +47,7 @@ def is_alive(pid: int, *, since: int) -> bool:
 
 
 def traces(pids: Iterable[int]) -> frozenset[Path]:
-    """The shared memory of these processes, and the folder of their sockets."""
+    """The shared memory of these processes, and their sockets in the temporary folder."""
     pids, inodes, found = set(pids), set[int](), set[Path]()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -58,7 +55,8 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             inodes |= {int(match["inode"]) for match in _MAPPED.finditer(maps)}
         with contextlib.suppress(OSError, psutil.Error):
-            found.add(Path(psutil.Process(pid).environ().get(SOCKETS_VARIABLE, "/")))
+            sockets = psutil.Process(pid).net_connections("unix")
+            found |= {Path(str(each.laddr)) for each in sockets}
     with contextlib.suppress(OSError):
         for entry in os.scandir(_SHM):
             openmp = _OPENMP.fullmatch(entry.name)
@@ -75,20 +73,18 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
             if path not in in_use:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                path.unlink()
                 removed.append(str(path))
     return tuple(removed)
 
 
 def _is_our_trace(path: Path) -> bool:
     """Whether nothing of the user's would be removed: the path may stand in a changed file."""
-    with contextlib.suppress(OSError):
-        status = path.lstat()
+    with contextlib.suppress(OSError, ValueError):
+        status, folders = path.lstat(), (tempfile.gettempdir(), "/tmp")  # noqa: S108
         is_shm = path.parent == _SHM and stat.S_ISREG(status.st_mode)
-        bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  # to compare
-        is_folder = str(path.parent) in bases and stat.S_ISDIR(status.st_mode)
-        is_ours = is_shm or (is_folder and path.name.startswith(SOCKETS))
-        return is_ours and status.st_uid == os.geteuid()
+        is_socket = str(path.parent) in folders and stat.S_ISSOCK(status.st_mode)
+        return (is_shm or is_socket) and status.st_uid == os.geteuid()
     return False
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.errors import FactError, LaunchError
+from specserve.errors import LaunchError
 from specserve.files import open_regular
 from specserve.serve.files import append_own, private, state_folder
 
-_CHUNK_BYTES = 4 << 20
-_LONGEST_LINE = 1 << 20
+CHUNK_BYTES = 4 << 20
+"""The most that is read of a log at once."""
 _HEAD, _TAIL = 3072, 1024
 """Characters that are kept of a line: its beginning says what it is, its end may hold the cause."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -66,52 +64,26 @@ class LogTail:
     """Reads what a log has gained since the last look; an unfinished line waits for its end."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.offset = 0
-        """How many bytes were read so far."""
-        self.rest = b""
-        """The beginning of an unfinished line."""
+        self._path, self._offset, self._rest = path, 0, b""
 
     def read(self) -> list[LogLine]:
         """New complete lines, parsed; none if the file is not there."""
-        lines = (line for line in self.read_raw() if len(line) <= _LONGEST_LINE)
-        return parse(b"\n".join(lines).decode(errors="replace"))
-
-    def last(self, count: int) -> list[bytes]:
-        """The last complete lines as they are, or all for 0. Raises FactError without a log."""
-        try:
-            open_regular(self._path).close()
-        except OSError as error:
-            raise FactError(f"the log cannot be read: {self._path}: {error.strerror}") from error
-        kept = deque[bytes](maxlen=count or None)
-        while new := self.read_raw():
-            kept.extend(new)
-        return list(kept)
-
-    def read_raw(self) -> list[bytes]:
-        """New complete lines; a long one in pieces. A log that shrank is read from its start."""
         data = b""
         with contextlib.suppress(OSError), open_regular(self._path) as file:
-            if file.seek(0, 2) < self.offset:
-                self.offset, self.rest = 0, b""
-            file.seek(self.offset)
-            data = file.read(_CHUNK_BYTES)
-        self.offset += len(data)
-        data = self.rest + data
-        # a progress bar ends its line with \r; what is printed may hold it
+            file.seek(self._offset)
+            data = file.read(CHUNK_BYTES)
+        self._offset += len(data)
+        data = self._rest[-CHUNK_BYTES:] + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if len(data) - end > _LONGEST_LINE:
-            end = len(data)
-        self.rest = data[end:]
-        return data[:end].removesuffix(b"\n").split(b"\n") if end else []
+        self._rest = data[end:]
+        return parse(data[:end].decode(errors="replace"))
 
 
-def read_end(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
-    """The lines of the last part of a log; none if it cannot be read."""
-    with contextlib.suppress(OSError), open_regular(path) as file:
+def end_of(path: Path, *, limit_bytes: int = CHUNK_BYTES) -> str:
+    """The text of the last part of a log. Raises OSError."""
+    with open_regular(path) as file:
         file.seek(max(0, file.seek(0, 2) - limit_bytes))
-        return parse(file.read(limit_bytes).decode(errors="replace"))
-    return []
+        return file.read(limit_bytes).decode(errors="replace")
 
 
 def open_log(path: Path) -> int:
@@ -132,10 +104,5 @@ def is_disk_full(log_path: Path) -> bool:
 
 
 def default_log(name: str) -> Path:
-    """A new path: logs/NAME-20260131-235959.log in the state folder."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):
-        path = state_folder() / "logs" / f"{stem}{f'-{number}' if number > 1 else ''}.log"
-        if not (path.exists() or path.is_symlink()):
-            break
-    return path
+    """The path of a new one: logs/NAME-20260131-235959.log in the state folder."""
+    return state_folder() / "logs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.log"

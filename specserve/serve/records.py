@@ -1,19 +1,18 @@
 """Detached servers: a JSON file each, which the process that watches one writes, and how they are.
 
-Nothing here starts a server; what one left whose watcher was killed is ended by who looks at it.
+Nothing here starts or ends a server. What one left whose watcher was killed is removed by who looks
+at it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,28 +20,17 @@ import psutil
 
 from specserve.errors import FactError, SpecserveError, UsageError, quoted, system_reason
 from specserve.files import write_whole
-from specserve.serve import requests
+from specserve.serve import files, requests
+from specserve.serve.causes import died
+from specserve.serve.events import Phase
 from specserve.serve.files import Process, is_alive, private, read_own, state_folder
+from specserve.serve.process import session
+from specserve.serve.requests import Endpoint, endpoint
 
 _MOST_BYTES = 1 << 20
-_PATIENCE_S, _ANSWERS_WITHIN_S = 20.0, 3.0
+_ANSWERS_WITHIN_S = 3.0
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 State = Literal["starting", "ready", "silent", "hung", "stopping", "dead"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a server ended. `cause` is empty if it was asked to; `killed`: it took SIGKILL."""
-
-    message: str
-    cause: str = ""
-    hint: str | None = None
-    killed: bool = False
-
-    @classmethod
-    def by(cls, error: SpecserveError) -> Ended:
-        """By what was raised."""
-        return cls(error.message, error.causes[0] if error.causes else "", error.hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +38,8 @@ class Record:
     """One server. `watcher` is the specserve that started it, `leader` vLLM's first process.
 
     `settings` are as `--set` takes them, never of `env`; `api_key_env` is the NAME of the variable
-    that held the key; `traces` is what the members hold, to be removed if they cannot do it.
+    that held the key; `traces` is what vLLM's processes hold, if they cannot remove it; `end`,
+    `cause` and `hint` say how it ended.
     """
 
     name: str
@@ -58,20 +47,18 @@ class Record:
     watcher: Process
     started_at_s: float
     log_path: str
-    profile: str
-    alternative: str | None
-    settings: tuple[str, ...]
     url: str
-    port: int
-    drafts: str
-    api_key_env: str | None
-    shutdown_timeout_s: float
+    profile: str = ""
+    alternative: str = ""
+    settings: tuple[str, ...] = ()
+    drafts: str = ""
+    api_key_env: str = ""
     leader: Process | None = None
-    members: tuple[Process, ...] = ()
     traces: tuple[str, ...] = ()
-    is_ready: bool = False
-    is_stopping: bool = False
-    ended: Ended | None = None
+    state: State = "starting"
+    end: str = ""
+    cause: str = ""
+    hint: str = ""
 
     @property
     def is_watched(self) -> bool:
@@ -80,8 +67,22 @@ class Record:
 
     def is_running(self, process: Process | None) -> bool:
         """Whether this very process still runs: ids are used again, and a reboot begins anew."""
-        is_of_now = process is not None and self.boot_id == boot_id()
-        return is_of_now and process is not None and is_alive(process[0], since=process[1])
+        if process is None or self.boot_id != boot_id():
+            return False
+        return is_alive(process[0], since=process[1])
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all of it is of its type: a file may be changed, and signals go to its pids."""
+        texts = [getattr(self, each.name) for each in fields(self) if each.type == "str"]
+        processes = [self.watcher, *filter(None, [self.leader])]
+        return (
+            all(isinstance(each, str) for each in (*texts, *self.settings, *self.traces))
+            and self.state in ("starting", "ready", "stopping")
+            and isinstance(self.started_at_s, int | float)
+            and all(type(pid) is type(since) is int for pid, since in processes)
+            and all(1 < pid < 1 << 31 for pid, _ in processes)  # 1 is init
+        )
 
 
 def boot_id() -> str:
@@ -115,19 +116,18 @@ def names() -> list[str]:
 
 def read(name: str) -> Record | None:
     """What is known of a server; None if there is none. Raises FactError if that cannot be used."""
-    path, why = path_of(name), "it does not hold a state"
+    path, why, record = path_of(name), "it does not hold a state", None
     try:
-        record = from_json(read_own(path, most_bytes=_MOST_BYTES).decode())
+        record = from_json(read_own(path, most_bytes=_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        why = system_reason(error) if isinstance(error, OSError) else why
+    except OSError as error:
+        why = system_reason(error)
+    if record is None or record.name != name:
         raise FactError(
             f"the state of `{name}` cannot be used: {path}: {why}",
             hint=f"a server that runs writes it again; `specserve down {name}` clears it",
-        ) from error
-    if record.name != name:
-        raise FactError(f"the state of `{name}` belongs to `{record.name}`: {path}")
+        )
     return record
 
 
@@ -156,57 +156,55 @@ def _changing(name: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
     """Until it ends, no other command claims or clears this name. Raises FactError."""
-    flags, deadline = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, time.monotonic() + _PATIENCE_S
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with _changing(name) as path:
         descriptor = os.open(private(path.parent) / f".{name}.lock", flags, 0o600)
     with os.fdopen(descriptor):  # which releases it
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > deadline:
-                raise FactError(f"another command has locked the state of `{name}`")
-            time.sleep(0.05)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
 
 
 def to_json(record: Record) -> str:
     """One JSON document."""
-    return json.dumps(dataclasses.asdict(record), indent=1) + "\n"
+    return json.dumps(asdict(record), indent=1) + "\n"
 
 
-def from_json(text: str) -> Record:
-    """The record of a text. Raises ValueError, TypeError, LookupError and the like."""
-    content = {name: _tuples(value) for name, value in json.loads(text).items()}
-    ended = content.pop("ended")
-    record = Record(**content, ended=Ended(**ended) if ended else None)
-    for pid, since in (record.watcher, *filter(None, [record.leader]), *record.members):
-        # signals are sent to what it names, and 1 is init
-        if not (type(pid) is type(since) is int and 1 < pid < 1 << 31):
-            raise ValueError("a process id is out of range")
-    return record
+def from_json(text: str | bytes) -> Record | None:
+    """The record of a text; None if it is that of no record."""
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        content: dict[str, Any] = json.loads(text)
+        lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+        record = Record(**{**content, **lists})
+        return record if record.is_sound else None
+    return None
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def end_of(error: SpecserveError) -> dict[str, Any]:
+    """How a server ended, as its record has it."""
+    cause = error.causes[0] if error.causes else ""
+    return {"end": error.message, "cause": cause, "hint": error.hint or ""}
 
 
 def reap(record: Record) -> Record:
-    """End what is left of a server without a watcher; its record, with how it ended."""
-    from specserve.serve.causes import died
-    from specserve.serve.events import Phase
-    from specserve.serve.process import Group
-
-    if record.ended is not None or record.is_watched:
+    """Remove what a server without a watcher left; its record, with how it ended."""
+    if record.end or record.is_watched:
         return record
-    ended = Ended("the host was restarted", "it ran before the restart")
+    end: dict[str, Any] = {"end": "the host was restarted", "cause": "it ran before the restart"}
     if record.boot_id == boot_id():
-        left = Group(Path(record.log_path), record.leader, record.members, record.traces)
-        left.clear()
-        ended = Ended.by(died(left, Phase.SERVING if record.is_ready else Phase.ENGINE))
-    record = dataclasses.replace(record, ended=ended)
+        files.remove(map(Path, record.traces))
+        phase = Phase.SERVING if record.state == "ready" else Phase.ENGINE
+        end = end_of(died(Path(record.log_path), phase, exit_code=None))
+    record = replace(record, **end)
     with contextlib.suppress(FactError):  # a full disk: the next command finds it out again
         write(record)
+    return record
+
+
+def settled(record: Record) -> Record:
+    """The record, with how the server ended if neither it nor its watcher runs any more."""
+    if not (record.end or record.is_watched or record.is_running(record.leader)):
+        with locked(record.name):
+            return reap(read(record.name) or record)
     return record
 
 
@@ -238,26 +236,23 @@ def observe(name: str) -> Seen | None:
         return Seen(name, "dead", error.message)
     if record is None:
         return None
-    if not record.is_watched and record.ended is None:
-        if record.is_running(record.leader):
-            return Seen(name, "stopping", "the specserve that watched it was killed", record)
-        with locked(name):
-            record = reap(read(name) or record)
-    if record.ended is not None:
-        detail = ": ".join(filter(None, [record.ended.message, record.ended.cause]))
-        return Seen(name, "dead", detail, record)
-    if record.is_stopping or not record.is_ready:
-        return Seen(name, "stopping" if record.is_stopping else "starting", "", record)
-    url, rate = record.url, None
-    if found := requests.metrics(url, timeout_s=_ANSWERS_WITHIN_S, verify=False):
+    record = settled(record)
+    if record.end:
+        return Seen(name, "dead", ": ".join(filter(None, [record.end, record.cause])), record)
+    if not record.is_watched:
+        return Seen(name, "stopping", "the specserve that watched it was killed", record)
+    if record.state != "ready":
+        return Seen(name, record.state, "", record)
+    rate = None
+    if found := requests.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S):
         rate = found.total.acceptance.acceptance_rate
-    for pid, _ in record.members:
+    for process in session(record.leader[0]) if record.leader else ():
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-                why = f"its process {pid} was stopped (SIGSTOP): `kill -CONT {pid}`"
+            if process.status() == psutil.STATUS_STOPPED:
+                why = f"its process {process.pid} was stopped (SIGSTOP): `kill -CONT {process.pid}`"
                 return Seen(name, "hung", why, record, rate)
-    if not requests.is_healthy(url, timeout_s=_ANSWERS_WITHIN_S):
-        why = f"{url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
+    if not requests.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S):
+        why = f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
         return Seen(name, "silent", why, record, rate)
     return Seen(name, "ready", "", record, rate)
 
@@ -275,29 +270,27 @@ def only_server(name: str | None) -> Record:
     return record
 
 
-def locate(server: str | None) -> tuple[str, Record | None]:
-    """The URL of a server, and what is known of it if it is detached. `server`: its name or URL.
+def locate(server: str | None) -> tuple[Endpoint, Record | None]:
+    """Where a server is, with its key, and what is known of it if it is detached.
 
-    Without it: the only detached server, else port 8000 of this host. Raises UsageError, and
-    FactError for a detached server that runs no longer.
+    `server`: its name or URL; None: the only detached one, else port 8000 of this host. The key of
+    a named URL is in VLLM_API_KEY, that of a detached server where its profile says. Raises
+    UsageError, and FactError for a detached server that runs no longer.
     """
     if server is None and len(names()) != 1:
-        return "http://127.0.0.1:8000", None
+        return endpoint("http://127.0.0.1:8000", api_key_env=None), None
     if server and (server.endswith((".yaml", ".yml")) or Path(server).is_file()):
         raise UsageError(
             f"`{server}` is a file, not a server's name or URL",
             hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
         )
     if server is not None and any(mark in server for mark in ":./"):  # which no name has
-        return server, None
-    record = only_server(server)
-    runs = record.is_watched and record.ended is None
-    if not runs and (seen := observe(record.name)) and seen.state == "dead":
-        ended = (seen.record and seen.record.ended) or Ended(seen.detail)
-        hint = f"`specserve logs {record.name}` shows its log"
+        return endpoint(server, api_key_env="VLLM_API_KEY"), None
+    record = settled(only_server(server))
+    if record.end:
         raise FactError(
-            f"the server `{record.name}` is dead: {ended.message}",
-            causes=(ended.cause,) if ended.cause else (),
-            hint=ended.hint or hint,
+            f"the server `{record.name}` is dead: {record.end}",
+            causes=(record.cause,) if record.cause else (),
+            hint=record.hint or f"`specserve logs {record.name}` shows its log",
         )
-    return record.url, record
+    return endpoint(record.url, api_key_env=record.api_key_env), record

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
-
-from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.errors import Interrupted, LaunchError, TrafficError, UsageError
 from specserve.hardware.host import holder
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
-from specserve.serve.causes import died, stalled
-from specserve.serve.events import MemoryFigures, OnEvent, Phase
+from specserve.serve.causes import stalled
+from specserve.serve.events import OnEvent, Phase
 from specserve.serve.logs import LogTail
 from specserve.serve.process import Child, resolve_env
 from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest, signal_name
 
 _TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 1.0
-_DYING_S, _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 10.0, 5.0, 2.0
+_BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 5.0, 2.0
+_KV_CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
 
 
@@ -34,8 +34,8 @@ class RunningServer:
         self, plan: LaunchPlan, child: Child, *, stop: StopRequest, on_event: OnEvent
     ) -> None:
         self.plan, self.child, self.stop = plan, child, stop
-        limit = plan.engine_kwargs.get("max_model_len")
-        self.figures = MemoryFigures(max_model_len=limit if isinstance(limit, int) else None)
+        self.kv_cache_tokens: int | None = None
+        """Of one engine, as vLLM's log says."""
         self.phase = Phase.ENGINE
         self._phase_began_s = 0.0
         self._has_loaded = False
@@ -53,37 +53,32 @@ class RunningServer:
         Raises LaunchError if it ended or nothing moves any more (there is no limit on the whole),
         Interrupted.
         """
-        child, stall_s = self.child, self.plan.stall_timeout_s
+        child, stall_s, news_s, sample_s = self.child, self.plan.stall_timeout_s, 0.0, 0.0
         self._emit(events.Started(child.pid, str(child.log_path)))
-        self._emit(events.PhaseStarted(self.phase, child.elapsed_s))
-        is_up, next_news_s, next_sample_s = False, 0.0, 0.0
-        while not is_up and not self.stop.wait(_TICK_S):
-            has_ended = not child.is_running()
+        self._emit(events.Progress(self.phase))
+        is_up = False
+        while not is_up and not self.stop.wait(_TICK_S) and child.is_running():
             self._read_log()
-            if has_ended:
-                break
             now_s = child.elapsed_s
-            if now_s >= next_sample_s:
-                next_sample_s = now_s + min(_SAMPLE_S, stall_s / 4)
+            if now_s >= sample_s:
+                sample_s = now_s + min(_SAMPLE_S, stall_s / 4)
                 child.note_traces()
                 if (still_s := child.stalled_s(stall_s)) is not None:
-                    raise stalled(child, self.phase, limit_s=still_s)
+                    raise stalled(child.log_path, self.phase, limit_s=still_s)
             is_up = is_healthy(self.url) if self.plan.answers else self._has_loaded
-            if now_s >= next_news_s and not is_up:
-                next_news_s = now_s + _NEWS_S
-                self._emit(events.PhaseGoesOn(self.phase, now_s - self._phase_began_s))
+            if now_s >= news_s and not is_up:
+                news_s = now_s + _NEWS_S
+                self._emit(events.Progress(self.phase, now_s - self._phase_began_s))
         if self.stop.count:
             number = self.stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} came before the server was ready, so it was stopped"
             raise Interrupted(message, exit_code=128 + number)
-        self.check()
         self._read_log()
+        self.check()
         self._begin(Phase.SERVING)
         child.note_traces()
-        url, resident, began_s = self.url if self.plan.answers else None, 0, self._phase_began_s
-        with contextlib.suppress(psutil.Error, OSError, AttributeError):
-            resident = sum(each.memory_full_info().pss for each in child.members())
-        self._emit(events.Ready(url, self.plan.model, began_s, self.figures, resident or None))
+        url = self.url if self.plan.answers else None
+        self._emit(events.Ready(url, self.plan.model, self._phase_began_s))
 
     def _emit(self, event: events.Event) -> None:
         """A terminal that went away must not keep a server from being stopped."""
@@ -92,16 +87,16 @@ class RunningServer:
 
     def _read_log(self) -> None:
         for line in self._tail.read():
-            self.figures = events.add_line(self.figures, line)
-            phase = events.next_phase(self.phase, line)
-            if phase is not self.phase:
+            if found := _KV_CACHE.search(line.text):
+                self.kv_cache_tokens = int(found[1].replace(",", ""))
+            if (phase := events.next_phase(self.phase, line)) is not self.phase:
                 self._has_loaded |= phase in _LOADED
                 self._begin(phase)
-                self._emit(events.PhaseStarted(phase, self._phase_began_s))
+                self._emit(events.Progress(phase))
 
     def _begin(self, phase: Phase) -> None:
         now_s = self.child.elapsed_s
-        self._emit(events.PhaseEnded(self.phase, now_s - self._phase_began_s))
+        self._emit(events.Progress(self.phase, now_s - self._phase_began_s, is_over=True))
         self.phase, self._phase_began_s = phase, now_s
 
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> None:
@@ -117,22 +112,15 @@ class RunningServer:
         """Raises LaunchError if the server is gone."""
         if not self.child.is_running():
             self.child.note_traces()
-            raise died(self.child, self.phase, after_s=self.child.elapsed_s)
+            raise self.child.death(self.phase)
 
     @contextlib.contextmanager
     def explaining_failures(self) -> Iterator[None]:
-        """Raises LaunchError instead of what failed if the server died meanwhile."""
+        """Raises LaunchError instead of a TrafficError if the server died meanwhile."""
         try:
             yield
-        except LaunchError:
-            raise
-        except Exception:
-            # one that answers no more is waited for: its port closes first
-            ends_s = time.monotonic() + _DYING_S
-            while self.child.is_running() and not self.stop.count and time.monotonic() < ends_s:
-                if not self.plan.answers or is_healthy(self.url):
-                    raise
-                time.sleep(_TICK_S)
+        except TrafficError:
+            self.child.wait()  # one that answers no more: its port closes first
             self.check()
             raise
 
@@ -163,9 +151,8 @@ class RunningServer:
                 self.stop.wait(0.05)
                 if self.stop.count >= 2:  # a second Ctrl-C
                     break
-        killed, removed = child.clear()
-        child.wait()
-        self._emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
+        killed = child.clear()
+        self._emit(events.Stopped(time.monotonic() - began_s, killed=killed))
 
 
 @contextlib.contextmanager
@@ -184,7 +171,8 @@ def running(
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
-        child = Child(plan.argv, env=env, log_path=log_path)
+        grace_s = plan.shutdown_timeout_s
+        child = Child(plan.argv, env=env, log_path=log_path, grace_s=grace_s)
         server = RunningServer(plan, child, stop=stop, on_event=on_event)
         stack.callback(server.end)
         server.start()

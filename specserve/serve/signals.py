@@ -7,18 +7,15 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from types import FrameType
 from typing import Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def signal_name(number: int) -> str:
     """`SIGKILL` for 9; `signal 99` for one that this host does not know."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 class StopRequest:
@@ -29,7 +26,7 @@ class StopRequest:
         self.signal: int | None = None
         self.count = 0
 
-    def request(self, number: int = signal.SIGTERM) -> None:
+    def request(self, number: int = signal.SIGTERM, _frame: object = None) -> None:
         """Ask for the stop; the first signal is remembered, the second means `at once`."""
         self.signal = self.signal or number
         if number != signal.SIGHUP or not self.count:  # a closing terminal may send it twice
@@ -59,15 +56,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
     A SIGHUP that is ignored (`nohup`) stays ignored.
     """
     with StopRequest() as stop:
-
-        def handle(number: int, _frame: FrameType | None) -> None:
-            stop.request(number)
-
-        before = {
-            number: signal.signal(number, handle)
-            for number in SIGNALS
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        }
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = _SIGNALS[:-1] if is_nohup else _SIGNALS
+        before = {number: signal.signal(number, stop.request) for number in numbers}
         try:
             yield stop
         finally:

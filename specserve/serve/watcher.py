@@ -24,7 +24,7 @@ from specserve.serve.events import OnEvent
 from specserve.serve.files import identity
 from specserve.serve.logs import default_log, open_log
 from specserve.serve.process import resolve_env, session
-from specserve.serve.records import Ended, Record, boot_id, reap
+from specserve.serve.records import Record, boot_id, end_of, reap
 from specserve.serve.server import refuse_taken_port, running
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -38,7 +38,7 @@ def launch(
     *,
     name: str,
     profile: str,
-    alternative: str | None = None,
+    alternative: str = "",
     settings: tuple[str, ...] = (),
     log_path: Path | None = None,
     on_event: OnEvent = events.ignore,
@@ -62,10 +62,8 @@ def launch(
         alternative=alternative,
         settings=tuple(s for s in settings if s.partition("=")[0].partition(".")[0] in _KEPT),
         url=plan.url,
-        port=plan.port,
         drafts=f"{speculation.get('method', '')}{f' K={k}' if k else ''}",
-        api_key_env=plan.api_key_env,
-        shutdown_timeout_s=plan.shutdown_timeout_s,
+        api_key_env=plan.api_key_env or "",
     )
     log = open_log(log_path)
     pipe, theirs = Pipe()
@@ -106,7 +104,6 @@ class Watch:
 
     def __init__(self, record: Record, pipe: Connection) -> None:
         self.record = replace(record, watcher=identity(os.getpid()))
-        self.killed = False
         self._pipe = pipe
 
     def claim(self, plan: LaunchPlan) -> None:
@@ -123,11 +120,11 @@ class Watch:
 
     def keep(self, **changes: Any) -> None:
         """Change the record, and write it again if it is not on disk as it is here."""
-        self.record, is_there = replace(self.record, **changes), False
+        self.record, before = replace(self.record, **changes), None
         with contextlib.suppress(FactError):
-            is_there = not changes and records.read(self.record.name) == self.record
+            before = records.read(self.record.name)
         with contextlib.suppress(FactError):  # a full disk must not end a server
-            if not is_there:
+            if before != self.record:
                 records.write(self.record)
 
     def __call__(self, event: events.Event) -> None:
@@ -135,15 +132,13 @@ class Watch:
         match event:
             case events.Started(pid):
                 self.keep(leader=identity(pid))
-            case events.PhaseStarted() | events.Ready() if self.record.leader is not None:
-                # what has to be ended and removed if this process cannot do it
-                pids = [each.pid for each in session(self.record.leader[0])]
-                traces = {*self.record.traces, *map(str, files.traces(pids))}
-                self.keep(members=tuple(map(identity, pids)), traces=tuple(sorted(traces)))
+            case events.Progress(took_s=0.0) | events.Ready() if self.record.leader is not None:
+                # what has to be removed if this process cannot do it
+                found = files.traces(each.pid for each in session(self.record.leader[0]))
+                traces = {*self.record.traces, *map(str, found)}
+                self.keep(traces=tuple(sorted(traces)))
             case events.Stopping():
-                self.keep(is_stopping=True)
-            case events.Stopped():
-                self.killed = event.killed
+                self.keep(state="stopping")
         self.tell(event)
 
     def tell(self, message: events.Event | Record | SpecserveError) -> None:
@@ -162,32 +157,31 @@ def main() -> None:
         except SpecserveError as error:
             watch.tell(error)
             return
+        is_ready = False
         try:
             with running(plan, log_path=log_path, on_event=watch, stop=stop) as server:
-                watch.keep(is_ready=True)
+                is_ready = True
+                watch.keep(state="ready")
                 watch.tell(watch.record)
                 server.wait(watch.keep)
-            watch.keep(ended=Ended("vLLM was stopped", killed=watch.killed))
+            watch.keep(end="vLLM was stopped")
         except SpecserveError as error:
-            if watch.record.is_ready:
-                watch.keep(ended=Ended.by(error))
+            if is_ready:
+                watch.keep(**end_of(error))
                 return
             with contextlib.suppress(FactError):
                 records.remove(watch.record.name)
             watch.tell(error)
 
 
-def stop_server(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None:
-    """End a server, what is left of it, and forget it; returns its last record, None without one.
+def stop_server(name: str, *, stop: StopRequest) -> Record | None:
+    """End a server and forget it; returns its last record, None without one.
 
-    Raises FactError if a process cannot be ended, or the file stays.
+    Raises FactError if its file stays.
     """
-    record = _read_patiently(name)
-    began_s, sent = time.monotonic(), 0
-    while record is not None and record.is_watched:
-        if sent < 1 + (stop.count >= 2):  # a second Ctrl-C
-            if sent == 0 and record.is_ready:
-                emit(events.Stopping("SIGTERM", record.shutdown_timeout_s))
+    record, sent = _read_patiently(name), 0
+    while record is not None and (record.is_watched or record.is_running(record.leader)):
+        if record.is_watched and sent < 1 + (stop.count >= 2):  # a second Ctrl-C
             sent += 1
             with contextlib.suppress(OSError):
                 os.kill(record.watcher[0], signal.SIGTERM)
@@ -195,11 +189,7 @@ def stop_server(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None
     with records.locked(name):
         now = _read_patiently(name)
         if record is None or now is None or now.watcher == record.watcher:
-            if record is not None:
-                record = reap(now or record)
-                if sent:
-                    killed = record.ended is not None and record.ended.killed
-                    emit(events.Stopped(time.monotonic() - began_s, killed=killed))
+            record = reap(now or record) if record else None
             records.remove(name)
     return record
 

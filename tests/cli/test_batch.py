@@ -58,8 +58,7 @@ for message in inbox:
     else:
         send(event="finished", index=index, text=prompt.upper(), finish_reason="stop",
              prompt_tokens=1, completion_tokens=2)
-counts = {"drafts": 2, "draft_tokens": 8, "accepted_tokens": 4, "accepted_per_position": [2, 2]}
-send(event="done", acceptance=counts)
+send(event="done")
 """
 
 
@@ -113,7 +112,7 @@ while True:
         send(event="finished", index=(index := held.pop(random.randrange(len(held)))), text=f"text {index}",
              finish_reason="stop", prompt_tokens=1, completion_tokens=1)
     elif is_ended and not held:
-        send(event="done", acceptance=None)
+        send(event="done")
         is_ended = False
 """
 """An engine that finishes its requests in any order, and stops after LIMIT of them."""
@@ -142,7 +141,6 @@ def test_answers_are_written_in_order_and_summed_up(
     assert "the engine is ready after" in talk
     assert "(vLLM 0.32.0)" in talk
     assert "6 tokens in" in talk
-    assert "acceptance 0.50, mean acceptance length 3.00, per position 1.00 1.00" in talk
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out.jsonl", "state"]
 
 

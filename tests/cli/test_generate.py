@@ -115,7 +115,7 @@ for message in inbox:
     else:
         told = " ".join(f"{name}={params[name]}" for name in sorted(params))
         send(event="finished", index=index, text=f"{asked}: {told}", completion_tokens=1)
-send(event="done", acceptance=None)
+send(event="done")
 """
 """An engine that answers with what it was asked, and refuses what vLLM has not."""
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 
@@ -93,7 +94,7 @@ def test_a_signal_after_ready_is_a_clean_end(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_before_ready_is_an_interruption(number: int, code: int, tmp_path: Path) -> None:
     def send() -> None:
-        while not any("Loading weights" in log.read_text() for log in tmp_path.glob("logs/*.log")):
+        while "Loading weights" not in log_of(tmp_path):
             time.sleep(0.05)
         os.kill(os.getpid(), number)
 
@@ -193,16 +194,19 @@ start(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {}, {}, "127.0.0.1", port, 
 """
 
 
-def test_a_specserve_that_is_killed_takes_vllm_along() -> None:
-    server = plan()
+@pytest.mark.parametrize("fault", [(), ("--fault", "ignore-signals")], ids=["serving", "starting"])
+def test_a_specserve_that_is_killed_takes_vllm_along(fault: tuple[str, ...], tmp_path: Path) -> None:
+    server = plan(*fault)
     command = [sys.executable, "-c", LAUNCH, str(server.port), *server.argv]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not is_healthy(server.url):
+        while not (is_healthy(server.url) or (fault and "Loading weights" in log_of(tmp_path))):
             assert process.poll() is None
             time.sleep(0.05)
+        members = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    for _ in range(2400):
-        if not is_healthy(server.url):
-            break
-        time.sleep(0.05)
-    assert not is_healthy(server.url)
+    gone, alive = psutil.wait_procs(members, timeout=120)
+    assert len(gone) >= 3 and not alive
+
+
+def log_of(state: Path) -> str:
+    return "".join(log.read_text() for log in state.glob("logs/*.log"))

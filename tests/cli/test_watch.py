@@ -171,7 +171,7 @@ def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_bef
         assert run(["watch", url, *QUICK]) == 0
     out, err = capsys.readouterr()
     assert "STEADY: the mean acceptance length is 3.20" in out
-    assert "was interrupted: SSH-2.0" in " ".join(err.split()) and "error" not in err
+    assert "sent an invalid answer: SSH-2.0" in " ".join(err.split()) and "error" not in err
 
 
 def test_a_server_that_answered_only_once_is_none(url: str, script: Script, capsys: Captured) -> None:
@@ -252,13 +252,11 @@ def test_nobody_reads_any_more(url: str) -> None:
 
 def detached(url: str, *, name: str = "demo", profile: str = "-", drafts: str = "ngram", **more: Any) -> None:
     """A detached server's state, of one that answers there."""
-    about = {"alternative": None, "settings": (), "api_key_env": None, **more}
     here = identity(os.getpid())
     records.write(
         Record(
             name=name, boot_id=boot_id(), started_at_s=time.time(), log_path="/nowhere", profile=profile, url=url,
-            port=int(url.rpartition(":")[2]), drafts=drafts, shutdown_timeout_s=5.0, watcher=here, leader=here,
-            is_ready=True, **about,
+            drafts=drafts, watcher=here, leader=here, state="ready", **more,
         )
     )  # fmt: skip
 
@@ -305,7 +303,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
         expect: [{min_mean_acceptance_length: 3.9}]
     """)
-    detached(url, profile=str(file), drafts=method or "", alternative=variant, settings=settings)
+    detached(url, profile=str(file), drafts=method or "", alternative=variant or "", settings=settings)
     script.engines[0].speculates = method is not None
     with traffic(script):
         assert run(["watch", *AT_ONCE, "--strict"]) == code

@@ -26,7 +26,7 @@ from specserve.measure.bench.result import Result, from_json
 from specserve.measure.verdict import PAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from openai_server import SUMMARY, Script, serving
+from openai_server import Script, serving
 
 pytestmark = pytest.mark.engine
 BENCH = [sys.executable, "-m", "specserve", "bench"]
@@ -75,7 +75,7 @@ def measured(script: Script) -> list[dict[str, Any]]:
 
 def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) -> None:
     base = Script(during=slow(0.03), speculates=False, key="k")
-    fast = Script(during=slow(0.003), summary=SUMMARY, key="k")
+    fast = Script(during=slow(0.003), key="k")
     with serving(base) as base_url, serving(fast) as fast_url:
         options = [base_url, "--with", f"fast={fast_url}", "-w", prompts_in(tmp_path), "-c", "2", "-t", "0.7"]
         more = ["--quick", "-o", str(tmp_path / "run")]
@@ -137,10 +137,9 @@ def test_an_error_in_the_middle_of_a_stream_is_no_answer(tmp_path: Path) -> None
         "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
         "extra_body": {}, "api_key_env": None, "ssl_verify": True,
     }  # fmt: skip
-    steps = {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]}
     with closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver:
         found: list[Request] = []
-        for script in (Script(breaks="error"), Script(summary=steps)):
+        for script in (Script(breaks="error"), Script()):
             with serving(script) as url:
                 found += driver.send(url, traffic).requests
     broken, whole = found

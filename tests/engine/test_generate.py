@@ -193,11 +193,6 @@ def test_every_answer_is_the_servers_greedy_answer(resumed: Resumed, tiny_server
     assert [record["index"] for record in records] == list(range(LINES))
 
 
-def test_acceptance_is_told_at_the_end(resumed: Resumed) -> None:
-    (line,) = [line for line in resumed.run.err.splitlines() if line.startswith("acceptance ")]
-    assert float(line.split()[1].rstrip(",")) > 0.3
-
-
 def stop_after(run: Run, lines: int, number: int) -> dict[int, Record]:
     """Signal a run once its journal holds so many lines; returns the whole records that it leaves."""
     run.wait_for_lines(lines)

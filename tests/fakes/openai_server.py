@@ -15,15 +15,6 @@ NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
     "template if the tokenizer does not define one."
 )
-SUMMARY = {
-    "mean_acceptance_length": 3.0,
-    "draft_acceptance_rate": 0.5,
-    "acceptance_histogram": [0, 1, 0, 1, 0],
-    "num_spec_steps": 2,
-    "num_accepted_draft_tokens": 4,
-    "num_draft_tokens": 8,
-    "num_spec_tokens": 4,
-}
 
 
 @dataclass
@@ -32,7 +23,6 @@ class Script:
 
     pieces: tuple[str, ...] = ("def ", "f():", "\n    pass")
     reasoning: tuple[str, ...] = ()
-    summary: dict[str, Any] | None = None
     usage: bool = True
     finish_reason: str | None = "stop"
     has_template: bool = True
@@ -164,8 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
         if script.usage:
             last: dict[str, Any] = {"id": "x", "object": "o", "created": 1, "model": "demo", "choices": []}
             last["usage"] = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
-            if script.summary is not None:
-                last["metrics"] = {"speculative_decoding": script.summary}
             yield json.dumps(last)
         yield "[DONE]"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.metrics.counters import Acceptance, of_request, since_by_engine, total_acceptance
+from specserve.metrics.counters import Acceptance, since_by_engine, total_acceptance
 
 
 @st.composite
@@ -49,29 +49,3 @@ def test_an_engine_that_was_restarted_counts_from_zero_and_each_alone(now: Accep
     found = since_by_engine(before, now={"0": other, "1": now, "2": Acceptance(1, 4, 1, (1,))})
     parts = (Acceptance(5, 20, 10, (5, 5)), now, Acceptance(1, 4, 1, (1,)))
     assert found == total_acceptance(parts) == total_acceptance(reversed(parts))
-
-
-@given(st.lists(st.integers(0, 1000), min_size=2, max_size=9))
-def test_a_requests_histogram_gives_its_per_position_counts(histogram: list[int]) -> None:
-    accepted = sum(j * count for j, count in enumerate(histogram))
-    summary = {"num_spec_steps": sum(histogram), "num_draft_tokens": 9, "acceptance_histogram": histogram}
-    run = of_request({**summary, "num_accepted_draft_tokens": accepted})
-    assert run is not None and run.drafts == sum(histogram)
-    assert len(run.accepted_per_position) == len(histogram) - 1
-    assert sum(run.accepted_per_position) == run.accepted_tokens == accepted
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_spec_steps", -1), ("num_spec_steps", True), ("num_draft_tokens", "4"),
-        ("acceptance_histogram", None), ("acceptance_histogram", [0.5]),
-    ],
-)  # fmt: skip
-def test_anything_that_vllm_does_not_write_is_no_summary(key: str, value: object) -> None:
-    keys = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    whole = {**dict.fromkeys(keys, 1), "acceptance_histogram": [0, 1]}
-    assert of_request(whole) is not None
-    assert of_request({**whole, key: value}) is None
-    assert of_request({name: each for name, each in whole.items() if name != key}) is None
-    assert of_request(None) is of_request([]) is None

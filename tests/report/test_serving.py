@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,28 +14,25 @@ from specserve.report import console
 from specserve.report.servers import JsonView, TextView, ready_block, table
 from specserve.report.text import duration, json_document
 from specserve.serve import events
-from specserve.serve.events import MemoryFigures, Phase
-from specserve.serve.records import Ended, Record, Seen
+from specserve.serve.events import Phase
+from specserve.serve.records import Record, Seen
 from tests.report.conftest import Terminal
 
 PLAN = LaunchPlan(
     name="demo", fingerprint="0" * 64, vllm="0.32.0+cpu", platform="cpu", argv=("vllm", "serve", "demo/target"), env={},
     engine_kwargs={}, host="127.0.0.1", port=8000, model="demo", stall_timeout_s=600.0, shutdown_timeout_s=30.0,
 )  # fmt: skip
-FIGURES = MemoryFigures(
-    checkpoint_gib=0.79, kv_cache_gib=1.0, kv_cache_tokens=29056, max_concurrency=56.75, max_model_len=512
-)
-READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82, FIGURES, 1717986918)
+READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82)
 LIFE: tuple[events.Event, ...] = (
     events.Started(4711, "/state/logs/demo.log"),
-    events.PhaseStarted(Phase.ENGINE, 0.0),
-    events.PhaseGoesOn(Phase.ENGINE, 0.5),
-    events.PhaseEnded(Phase.ENGINE, 14.2),
-    events.PhaseStarted(Phase.WEIGHTS, 14.2),
-    events.PhaseGoesOn(Phase.WEIGHTS, 31.0),
-    events.PhaseGoesOn(Phase.WEIGHTS, 31.5),
-    events.PhaseGoesOn(Phase.WEIGHTS, 62.0),
-    events.PhaseEnded(Phase.WEIGHTS, 65.0),
+    events.Progress(Phase.ENGINE),
+    events.Progress(Phase.ENGINE, 0.5),
+    events.Progress(Phase.ENGINE, 14.2, is_over=True),
+    events.Progress(Phase.WEIGHTS),
+    events.Progress(Phase.WEIGHTS, 31.0),
+    events.Progress(Phase.WEIGHTS, 31.5),
+    events.Progress(Phase.WEIGHTS, 62.0),
+    events.Progress(Phase.WEIGHTS, 65.0, is_over=True),
     READY,
     events.Stopping("SIGTERM", 30.0),
     events.Stopped(4.13, killed=False),
@@ -55,8 +51,6 @@ stopped in 4.1 s; nothing is left running
 BLOCK = """\
 url      http://127.0.0.1:8000/v1
 model    demo
-memory   weights on disk 0.79 GiB, KV cache 1.00 GiB, host memory 1.60 GiB
-KV cache 29,056 tokens: room for 56.8 requests of 512 tokens
 curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
 '{"model": "demo", "prompt": "def __len__(self):", "max_tokens": 48, "temperature": 0}'
 ask      specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0 --server \
@@ -71,7 +65,7 @@ def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
     view = TextView(PLAN)
     for event in LIFE:
-        if isinstance(event, events.PhaseGoesOn):
+        if isinstance(event, events.Progress):
             clock.now = event.took_s
         view(event)
     captured = capsys.readouterr()
@@ -82,10 +76,10 @@ def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
 def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
     terminal = Terminal()
     view = TextView(PLAN, stream=terminal)
-    view(events.PhaseStarted(Phase.WEIGHTS, 14.2))
-    view(events.PhaseGoesOn(Phase.WEIGHTS, 3.1))
+    view(events.Progress(Phase.WEIGHTS))
+    view(events.Progress(Phase.WEIGHTS, 3.1))
     assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1 s so far")
-    view(events.PhaseEnded(Phase.WEIGHTS, 3.4))
+    view(events.Progress(Phase.WEIGHTS, 3.4, is_over=True))
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
@@ -96,11 +90,9 @@ def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixtu
     view.failed(LaunchError("it died", causes=("because",), hint="do this", log_path="/l"))
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.err.splitlines()]
-    phase = ["phase_started", "phase_ended"]
-    told = ["started", *phase, *phase, "ready", "stopping", "stopped", "failed"]
+    told = ["started", *["progress"] * 4, "ready", "stopping", "stopped", "failed"]
     assert [record["event"] for record in records] == told
     assert all(record["version"] == 1 and record["name"] == "demo" for record in records)
-    assert records[5]["figures"]["kv_cache_tokens"] == 29056
     assert records[-1]["causes"] == ["because"]
     assert json.loads(captured.out) == records[5]
     assert (records[5]["url"], records[5]["model"]) == ("http://127.0.0.1:8000", "demo")
@@ -112,12 +104,6 @@ def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:
     block = ready_block(replace(READY, url="http://127.0.0.1:8123"), plan)
     assert '-H "Authorization: Bearer $TEAM_KEY"' in block
     assert "VLLM_API_KEY=$TEAM_KEY specserve ask" in block and "--server http://127.0.0.1:8123" in block
-
-
-def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
-    figures = MemoryFigures(weights_gib=36.9, kv_cache_gib=28.35, graphs_gib=0.91)
-    line = "weights per GPU 36.90 GiB, KV cache 28.35 GiB, CUDA graphs 0.91 GiB\n"
-    assert line in ready_block(replace(READY, figures=figures, resident_bytes=None), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -139,26 +125,23 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 
 
 RECORD = Record(
-    name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l", profile="p.yaml",
-    alternative=None, settings=(), url="http://127.0.0.1:8000", port=8000,
-    drafts="draft_model K=5",
-    api_key_env="MY_KEY", shutdown_timeout_s=30, leader=(4711, 1),
+    name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l",
+    url="http://127.0.0.1:8000", drafts="draft_model K=5", api_key_env="MY_KEY",
 )  # fmt: skip
 LISTED = Seen("llama70b-8b", "ready", "", RECORD, 0.75)
-BASELINE = dataclasses.replace(RECORD, name="base", drafts="")
 DEAD = Seen(
     "base",
     "dead",
     "vLLM was killed by SIGKILL, while serving: the kernel killed it",
-    dataclasses.replace(BASELINE, ended=Ended("vLLM was killed", "the kernel killed it", "see `dmesg`")),
+    replace(RECORD, name="base", drafts="", end="vLLM was killed", hint="see `dmesg`"),
 )
 
 
 def test_a_server_is_a_line_and_what_is_wrong_stands_below() -> None:
     assert table([LISTED, DEAD], now_s=1000 + 7500).splitlines() == [
-        "NAME         STATE  PORT  UP          DRAFTS           ACCEPTED",
-        "llama70b-8b  ready  8000  2 h 05 min  draft_model K=5  0.75",
-        "base         dead   8000  -           -                -",
+        "NAME         STATE  URL                    UP          DRAFTS           ACCEPTED",
+        "llama70b-8b  ready  http://127.0.0.1:8000  2 h 05 min  draft_model K=5  0.75",
+        "base         dead   http://127.0.0.1:8000  -           -                -",
         "  base  vLLM was killed by SIGKILL, while serving: the kernel killed it",
         "  hint: see `dmesg`",
     ]
@@ -168,6 +151,6 @@ def test_programs_get_all_of_it() -> None:
     content = json.loads(json_document({"servers": [LISTED, DEAD]}))
     ready, dead = content["servers"]
     assert ready["state"] == "ready"
-    assert (ready["record"]["port"], ready["record"]["api_key_env"]) == (8000, "MY_KEY")
+    assert ready["record"]["api_key_env"] == "MY_KEY"
     assert ready["acceptance_rate"] == 0.75
-    assert dead["record"]["ended"]["message"] == "vLLM was killed"
+    assert dead["record"]["end"] == "vLLM was killed"

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve import events, records
+from specserve.serve import records
 from specserve.serve.records import Record
 from specserve.serve.signals import StopRequest
 from specserve.serve.watcher import launch, stop_server
@@ -58,4 +58,4 @@ def start(state: Path) -> Iterator[Start]:
     yield started
     with StopRequest() as stop:
         for name in records.names():
-            stop_server(name, stop=stop, emit=events.ignore)
+            stop_server(name, stop=stop)

@@ -25,9 +25,8 @@ from specserve.report.formats import github, report_json, sarif
 from specserve.report.servers import JsonView, TextView, table
 from specserve.report.text import json_document
 from specserve.serve import events, records
-from specserve.serve.events import MemoryFigures
 from specserve.serve.files import private
-from specserve.serve.records import Ended, Record, Seen
+from specserve.serve.records import Record, Seen
 from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -121,8 +120,8 @@ def test_a_quoted_line_of_a_profile_gives_no_order(
 
 RECORD = Record(
     name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
-    alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", port=1, drafts=EVIL,
-    api_key_env=EVIL, shutdown_timeout_s=1.0, ended=Ended(EVIL, EVIL, EVIL),
+    alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", drafts=EVIL,
+    api_key_env=EVIL, end=EVIL, cause=EVIL, hint=EVIL,
 )  # fmt: skip
 
 
@@ -139,7 +138,7 @@ def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
 def test_a_servers_life_is_told_without_orders(
     make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0, MemoryFigures(), None)
+    ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0)
     for view in (TextView(make_plan()), JsonView(make_plan())):
         view(events.Started(1, f"/tmp/{ORDERS}"))
         view(ready)
@@ -151,7 +150,7 @@ def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
     make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = "'; touch PWNED; '$(touch PWNED)`touch PWNED`"
-    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0, MemoryFigures(), None))
+    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("curl ")]
     (tmp_path / "curl").write_text('#!/bin/sh\nfor word in "$@"; do last=$word; done; printf "%s" "$last"\n')
     (tmp_path / "curl").chmod(0o755)
@@ -181,7 +180,7 @@ def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFi
     log = private(state / "logs") / "demo.log"
     log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")
     records.write(replace(RECORD, log_path=str(log)))
-    for words in (["logs", "demo"], ["logs", "demo", "-f"], ["ps"], ["down", "demo"]):
+    for words in (["logs", "demo"], ["ps"], ["down", "demo"]):
         assert run(words) == 0
         captured = capsys.readouterr()
         assert captured.out + captured.err and not _ORDER.search(captured.out + captured.err)

@@ -25,7 +25,6 @@ from specserve.serve import causes, requests
 from specserve.serve.events import Phase
 from specserve.serve.records import Record
 from specserve.serve.requests import Endpoint, endpoint
-from tests.serve.conftest import Ended
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-7f3a/never+anywhere=19c2"
@@ -180,7 +179,7 @@ def test_a_server_a_transport_or_a_parser_that_echoes_the_key_does_not_put_it_on
 def test_a_log_that_quotes_a_token_is_neither_quoted_nor_kept_with_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"RuntimeError: {SECRETS['HF_TOKEN']} at https://me:pass-word-9@hub/x\n" * 9)
-    error = causes.died(Ended(log, exit_code=1), Phase.ENGINE, after_s=1.0)
+    error = causes.died(log, Phase.ENGINE, exit_code=1, after_s=1.0)
     assert leaks(repr((error.message, error.causes, error.log_tail, error.hint))) == []
     assert leaks(failure(error)) == []
 
@@ -202,14 +201,14 @@ def test_what_is_no_secret_stays_as_it_is() -> None:
     assert redacted(text, environ=environ) == text
 
 
-@pytest.mark.parametrize("value", ["sk\nx: y", "sk\rx", "sk\0", "ключ", " "])
+@pytest.mark.parametrize("value", ["sk\nx: y", "sk\rx", "sk\0", "ключ"])
 def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "MY_SERVER_KEY": value})
     with pytest.raises(SpecserveError) as raised:
         endpoint("http://127.0.0.1:9", api_key_env="MY_SERVER_KEY")
-    assert value.strip() == "" or value not in str(raised.value)
+    assert value not in str(raised.value)
 
 
 PASS_IT_ON = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -16,7 +17,6 @@ from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import files, records
 from specserve.serve.files import append_own, private, read_own
-from specserve.serve.logs import default_log
 from specserve.serve.process import Child
 from specserve.serve.records import Record
 
@@ -152,13 +152,6 @@ def test_a_file_made_anew_is_private_and_nobody_elses(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new").lstat().st_mode) == 0o600
 
 
-def test_a_new_log_has_a_name_that_nothing_has(state: Path) -> None:
-    first = default_log("demo")
-    private(first.parent)
-    first.symlink_to("/nowhere")
-    assert not os.path.lexists(default_log("demo"))
-
-
 @pytest.mark.parametrize("what", ["file", "folder", "link", "socket of another place"])
 def test_a_changed_state_cannot_make_us_remove_files_of_the_user(what: str, tmp_path: Path) -> None:
     thesis = tmp_path / "thesis"
@@ -176,9 +169,5 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
     start: Start, state: Path
 ) -> None:
     start()
-    known = {
-        "name", "boot_id", "watcher", "started_at_s", "log_path", "profile", "alternative", "settings", "url", "port",
-        "drafts", "api_key_env", "shutdown_timeout_s", "leader", "members",
-        "traces", "is_ready", "is_stopping", "ended",
-    }  # fmt: skip
+    known = {each.name for each in dataclasses.fields(Record)}
     assert set(json.loads((state / "servers" / "demo.json").read_text())) == known

@@ -10,22 +10,9 @@ import pytest
 
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.process import Group
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 FakePlan = Callable[..., LaunchPlan]
-
-
-class Ended(Group):
-    """A server that is gone."""
-
-    def __init__(self, log_path: Path, *, exit_code: int | None) -> None:
-        super().__init__(log_path)
-        self._code = exit_code
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._code
 
 
 @pytest.fixture

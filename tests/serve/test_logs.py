@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.logs import LogLine, LogTail, parse, read_end
+from specserve.serve.logs import LogLine, LogTail, end_of, parse
 
 LOGS = Path(__file__).parent / "logs"
 MESSAGE = "CPU KV cache size: 29,056 tokens, Maximum concurrency for 512 tokens per request: 56.75x"
@@ -16,8 +16,7 @@ MESSAGE = "CPU KV cache size: 29,056 tokens, Maximum concurrency for 512 tokens 
 
 @pytest.mark.parametrize("name", ["healthy_text", "healthy_colour_and_prefix"])
 def test_the_same_message_of_the_engine_is_read_out_of_text_colours_and_prefixes(name: str) -> None:
-    lines = read_end(LOGS / f"{name}.log")
-    assert LogLine(MESSAGE, "EngineCore", "INFO") in lines
+    assert LogLine(MESSAGE, "EngineCore", "INFO") in parse(end_of(LOGS / f"{name}.log"))
 
 
 def test_a_progress_bar_that_rewrites_its_line_gives_one_line_per_state() -> None:
@@ -55,8 +54,7 @@ def test_the_tail_gives_each_whole_line_once_and_waits_for_the_end_of_an_unfinis
 def test_the_end_of_a_long_log_is_read_within_its_limit(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("old\n" * 1000 + "new\n")
-    assert [line.text for line in read_end(log, limit_bytes=8)] == ["old", "new"]
-    assert read_end(tmp_path / "missing.log") == []
+    assert end_of(log, limit_bytes=8) == "old\nnew\n"
 
 
 @given(st.lists(st.binary(max_size=30), max_size=10))

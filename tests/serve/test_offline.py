@@ -35,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
 
 
-def generate(tmp_path: Path, script: str, **changes: object) -> batch.Generated:
+def generate(tmp_path: Path, script: str, **changes: object) -> tuple[str, ...]:
     values: dict[str, object] = {
         "name": "test", "fingerprint": "f", "vllm": "0.32.0", "platform": "cpu", "argv": ("vllm",), "env": {},
         "engine_kwargs": {"model": "m"}, "host": "127.0.0.1", "port": 0, "model": "m", "stall_timeout_s": 60.0,
@@ -51,7 +51,7 @@ def generate(tmp_path: Path, script: str, **changes: object) -> batch.Generated:
 ANSWER = """
 next(inbox)
 send(event="finished", index=0, text=os.environ.get("B", ""), completion_tokens=1)
-send(event="done", acceptance=None)
+send(event="done")
 """
 
 
@@ -60,8 +60,7 @@ def test_the_environment_of_the_plan_reaches_the_engine_and_no_key(
 ) -> None:
     monkeypatch.setenv("OUTSIDE", "from outside")
     env = {"B": FromEnv("OUTSIDE"), "VLLM_API_KEY": FromEnv("NOT_SET_ANYWHERE")}
-    found = generate(tmp_path, 'send(event="ready", vllm="0.32.0")' + ANSWER, env=env)
-    assert (found.errors, found.completion_tokens, found.acceptance) == ((), 1, None)
+    assert generate(tmp_path, 'send(event="ready", vllm="0.32.0")' + ANSWER, env=env) == ()
     assert '"text": "from outside"' in (tmp_path / "out.jsonl").read_text()
 
 

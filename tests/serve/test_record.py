@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import UsageError
 from specserve.serve import records
-from specserve.serve.records import Ended, Record, from_json, to_json
+from specserve.serve.records import Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
@@ -20,31 +20,24 @@ RECORD = Record(
     watcher=(100, 1),
     started_at_s=1000.5,
     log_path="/l",
+    url="http://127.0.0.1:8000",
     profile="demo.yaml",
     alternative="eagle3",
     settings=("speculation.num_speculative_tokens=2",),
-    url="http://127.0.0.1:8000",
-    port=8000,
     drafts="draft_model K=4",
-    api_key_env=None,
-    shutdown_timeout_s=30,
     leader=(101, 2),
-    members=((101, 2), (103, 4)),
     traces=("/dev/shm/psm_1",),
 )
-REFUSED = (ValueError, TypeError, LookupError, RecursionError)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    ended = Ended("was killed", "nobody knows", None)
-    for record in (RECORD, dataclasses.replace(RECORD, ended=ended, is_ready=True)):
+    for record in (RECORD, dataclasses.replace(RECORD, end="was killed", state="ready")):
         assert from_json(to_json(record)) == record
 
 
 @given(cut=st.integers(0, len(to_json(RECORD)) - 3))
 def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
-    with pytest.raises(REFUSED):
-        from_json(to_json(RECORD)[:cut])
+    assert from_json(to_json(RECORD)[:cut]) is None
 
 
 @pytest.mark.parametrize(
@@ -55,16 +48,22 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("leader", ["12", 5]),
         ("leader", [12]),
         ("watcher", [True, 5]),
-        ("members", [[101, 2], [0, 1]]),
-        ("members", 7),
-        ("ended", {"cause": "a"}),
+        ("watcher", None),
+        ("traces", [7]),
+        ("traces", 7),
+        ("settings", [["a"]]),
+        ("log_path", 7),
+        ("log_path", None),
+        ("url", ["http://127.0.0.1:8000"]),
+        ("started_at_s", "now"),
+        ("state", "asleep"),
+        ("cause", {"a": 1}),
         ("unheard", 1),
     ],
 )
 def test_a_record_of_other_types_is_refused_since_signals_go_to_what_it_names(key: str, value: Any) -> None:
     content = json.loads(to_json(RECORD)) | {key: value}
-    with pytest.raises(REFUSED):
-        from_json(json.dumps(content))
+    assert from_json(json.dumps(content)) is None
 
 
 @pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,16 @@ def test_what_openmp_leaves_is_removed_once_its_process_is_gone() -> None:
         process.kill()
         process.wait()
         assert files.remove([path]) == (str(path),)
+
+
+def test_a_socket_is_removed_once_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    path = tmp_path / "ipc"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert path in files.traces([os.getpid()])
+        assert files.remove([path]) == ()
+    assert files.remove([path]) == (str(path),)
 
 
 def test_folders_links_and_what_is_gone_are_left_alone(tmp_path: Path) -> None:

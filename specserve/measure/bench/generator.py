@@ -13,7 +13,6 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.bench.blocks import Request
-from specserve.serve.causes import died
 from specserve.serve.process import JsonChild
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
@@ -97,7 +96,7 @@ class LoadGenerator:
             if message is None or (message["event"] == "failed" and "pass" not in message):
                 self._child.wait()
                 said = str(message["error"]) if message is not None else None
-                error = died(self._child, "running its load generator", said=said)
+                error = self._child.death("running its load generator", said=said)
                 if said and "No module named 'vllm" in said:
                     error.hint = "in a clone, `pip install '.[vllm]'` or `make setup` installs it"
                 raise error

@@ -185,14 +185,13 @@ def is_server(text: str) -> bool:
 
 
 def _running(text: str, label: str | None) -> Variant:
-    """Return a server that runs; its key is that of the detached server, or vLLM's own."""
+    """Return a server that runs; its key is that of the detached server, or VLLM_API_KEY."""
     from specserve.serve.records import locate
-    from specserve.serve.requests import endpoint
 
-    url, record = locate(text)
-    root, key = endpoint(url).root, (record and record.api_key_env) or "VLLM_API_KEY"
-    key_env = key if os.environ.get(key) else None
-    return Variant(label or root.partition("://")[2], url=root, api_key_env=key_env)
+    server, record = locate(text)
+    name = record.api_key_env if record else "VLLM_API_KEY"
+    key_env = name if server.api_key else None
+    return Variant(label or server.root.partition("://")[2], url=server.root, api_key_env=key_env)
 
 
 BUDGET = "30m"

@@ -23,8 +23,7 @@ from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
 from specserve.profile.writer import write_alternatives
-from specserve.serve.batch import GenerateStatus, generate
-from specserve.serve.causes import died
+from specserve.serve.batch import generate
 from specserve.serve.process import JsonChild, resolve_env
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -60,7 +59,7 @@ def run_distillation(
     plan: DistillPlan,
     *,
     outlet: Outlet,
-    generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]],
+    generating: Callable[[], AbstractContextManager[Callable[[str], None]]],
     training: Callable[[Mapping[str, Any]], None],
 ) -> Distilled:
     """Answer, train, prove; a better draft becomes an alternative. Raises SpecserveError.
@@ -138,7 +137,7 @@ def train(
             if message is None or message["event"] == "failed":
                 child.wait()
                 said = str(message["error"]) if message else None
-                raise died(child, "train", after_s=child.elapsed_s, said=said)
+                raise child.death("train", said=said)
             on_event(message)
         raise Interrupted(kept, exit_code=128 + (stop.signal or signal.SIGINT))
     finally:

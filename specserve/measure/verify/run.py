@@ -26,7 +26,7 @@ from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
 from specserve.serve.records import locate
-from specserve.serve.requests import RequestRefused, endpoint, shown
+from specserve.serve.requests import RequestRefused, shown
 from specserve.serve.signals import stop_on_signals
 
 _FEW_TOKENS = 1000
@@ -158,8 +158,7 @@ def run_verification(
                 raise Interrupted("interrupted before there was a verdict", exit_code=128 + number)
 
         def session(server: str | None) -> VerifySession:
-            url, record = locate(server)
-            client = Client(endpoint(url, api_key_env=record.api_key_env if record else None))
+            client = Client(locate(server)[0])
             # in a thread: a server that hangs must not keep a signal waiting
             (found,) = results_of([partial(VerifySession, client)], concurrency=1, on_tick=tick)
             return found

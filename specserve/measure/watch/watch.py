@@ -25,7 +25,7 @@ from specserve.measure.watch.verdict import (
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.records import locate
-from specserve.serve.requests import endpoint, scrape
+from specserve.serve.requests import scrape
 
 _TIMEOUT_S = 4.0
 
@@ -59,8 +59,7 @@ class WatchedServer:
     """
 
     def __init__(self, server: str | None, *, profile: str | None = None) -> None:
-        url, self.record = locate(server)
-        self.endpoint = endpoint(url)
+        self.endpoint, self.record = locate(server)
         self.profile = load_profile(profile) if profile is not None else None
         self.no_promises: str | None = None
         """Why those of a detached server's profile are not judged, in one clause."""
@@ -68,7 +67,7 @@ class WatchedServer:
         record = self.record
         if record is None or profile is not None:
             return
-        if record.alternative is not None:
+        if record.alternative:
             self.no_promises = f"`expect` is not for alternatives: `{record.alternative}`"
         elif record.profile == "-":
             self.no_promises = "the server's profile came from stdin: `--profile` names it"
@@ -81,7 +80,7 @@ class WatchedServer:
 
     def read(self) -> Reading:
         """Return one reading. Raises TrafficError without an answer, FactError if it is no use."""
-        return Reading(time.monotonic(), read(scrape(self.endpoint, timeout_s=_TIMEOUT_S)))
+        return Reading(time.monotonic(), read(scrape(self.endpoint.root, timeout_s=_TIMEOUT_S)))
 
 
 def reports(

@@ -188,7 +188,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
         finished, late = finished + len(traffic["requests"]) - 1, 1
         return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic["requests"]))
 
-    client = Client(endpoint(URL))
+    client = Client(endpoint(URL, api_key_env=None))
     monkeypatch.setattr(client, "metrics", metrics)
     variant = Variant("a", url=URL)
     running = Running(variant, URL, "m", lambda: None, client)
