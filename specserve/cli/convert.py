@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specserve.cli import options
-from specserve.cli.options import argument, number, option
+from specserve.cli.options import argument, given, number, option, refuse_alone
 from specserve.errors import TrafficError, UsageError
 
 _OUTPUT = "Write this new file (default: stdout)."
@@ -30,9 +29,8 @@ def convert(
 
     convert reads `vllm serve`, api_server, `docker run` and `inspect`, compose, Kubernetes, KServe,
     production-stack's values, systemd services, files for `--config`, `LLM(…)` and `subprocess` in
-    Python, and SGLang's flags. It translates or leaves out what vLLM no longer has, each with a
-    comment in the profile and a note on stderr. It never executes the source and never writes a
-    secret from it. Exit code 1: the source lacks a value, or convert could not fix an error.
+    Python, and SGLang's flags. Each change is a comment in the profile and a note on stderr. It
+    executes nothing and writes no secret. Exit code 1: a value is missing, or an error is left.
 
     \b
     specserve convert serve.sh -o my.yaml
@@ -51,23 +49,22 @@ def convert(
     target = None if output in (None, "-") else output
     if target and os.path.lexists(target):
         raise UsageError(f"`{target}` already exists", hint="name another file, or delete it")
-    if len(options.given(FILE=source, pid=pid, url=url)) != 1:
+    if len(given(FILE=source, pid=pid, url=url)) != 1:
         raise UsageError("`convert` takes a FILE, `--pid` or `--url`", hint="see `convert --help`")
-    options.refuse_alone("FILE", bool(source), pick=pick)
+    refuse_alone("FILE", bool(source), pick=pick)
     if source:
-        given, origin = read_source(source, pick)
-    elif pid:
-        given, origin = of_process(pid), f"process {pid}"
+        start, origin = read_source(source, pick)
     else:
-        given, origin = of_server(*_told(url or "")), f"the server at {in_one_line(url or '')}"
-    result = converted(given, origin=origin)
+        start = of_process(pid) if pid else of_server(*_told(url or ""))
+        origin = f"process {pid}" if pid else f"the server at {in_one_line(url or '')}"
+    result = converted(start, origin=origin)
     if target:
         write_named(Path(target), result.text)
     else:
         out(result.text)
     # without the values that are not resolved, most rules would err
-    findings = list(result.unresolved) or lint_text(result.text, file=target or FILE)
-    raise typer.Exit(1 if say_converted(result, findings, target=target) else 0)
+    findings = result.unresolved or lint_text(result.text, file=target or FILE)
+    raise typer.Exit(int(say_converted(result, findings, target=target)))
 
 
 def _told(url: str) -> tuple[str, dict[str, dict[str, Any]], str]:

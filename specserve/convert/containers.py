@@ -93,7 +93,7 @@ def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
     found = []
     for container, texts in forms.described(root, documents):
         around = (at(root, "servingEngineSpec"), at(root, "spec"), at(root, "spec", "predictor"))
-        parents = (root, *filter(None, around)) if any(around) else ()
+        parents = (root, *(part for part in around if isinstance(part, dict))) if any(around) else ()
         for given in _started("modelSpec", parents, container, documents):
             is_named = given.image and given.image.text != forms.UNSAID
             given.image = given.image if is_named else None
@@ -289,7 +289,7 @@ def _add_surroundings(
     for part in chain:
         found.nodes = found.nodes or at(part, "leaderWorkerTemplate", "size")
         passed = (*(_READ if part is mapping else _PASSED), *_FILLED, "nodeSelector")
-        for label, word in (at(part, "nodeSelector") or {}).items():
+        for label, word in forms.pairs(at(part, "nodeSelector")):
             if isinstance(word, Word) and _LABELS.search(label):
                 found.accelerator = word
             else:
@@ -307,7 +307,7 @@ def _add_surroundings(
                 left.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
         if space := text_at(part, "metadata", "namespace"):
             left.append(f"namespace: {space}")
-    services = at(chain[0], "services") or {}
+    services = dict(forms.pairs(at(chain[0], "services")))
     found.left_out = [text for text in left if text not in services]
     found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
     for root in documents:

@@ -48,6 +48,11 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def pairs(value: Any) -> list[tuple[str, Any]]:
+    """The items of a mapping, nothing for everything else."""
+    return list(value.items()) if isinstance(value, dict) else []
+
+
 def objects(root: Any) -> list[Any]:
     """The objects of a document: those of a list, and of `kind: List`."""
     return items(root) or items(at(root, "items")) or [root]
@@ -56,16 +61,17 @@ def objects(root: Any) -> list[Any]:
 def described(root: Any, documents: list[Any]) -> list[tuple[Mapped, list[str]]]:
     """The containers that an object describes in its own words, each with what it leaves open."""
     kind, specs = text_at(root, "kind"), items(at(root, "servingEngineSpec", "modelSpec"))
-    if isinstance(at(root, "Config", "Image"), Word):
-        return [(_inspected(root), [])]
-    if kind == "InferenceService" and isinstance(at(root, "spec", "predictor", "model"), dict):
-        return _predicted(root, documents)
+    config, model = at(root, "Config"), at(root, "spec", "predictor", "model")
+    if isinstance(config, dict) and isinstance(at(config, "Image"), Word):
+        return [(_inspected(root, config), [])]
+    if kind == "InferenceService" and isinstance(model, dict):
+        return _predicted(root, model, documents)
     return [_charted(spec) for spec in specs if isinstance(at(spec, "modelURL"), Word)]
 
 
-def _inspected(root: Mapped) -> Mapped:
+def _inspected(root: Mapped, config: Mapped) -> Mapped:
     """The container of `docker inspect`, with compose's keys."""
-    config, host = root["Config"], root.get("HostConfig")
+    host = root.get("HostConfig")
     request = at(host, "DeviceRequests")
     chosen = ",".join(word.text for word in items(at(request, "DeviceIDs")))
     texts = {
@@ -75,7 +81,6 @@ def _inspected(root: Mapped) -> Mapped:
     }  # fmt: skip
     place, unset = config["Image"].span, ("", "0", "private", "67108864")
     named = [word for word in items(config.get("Env")) if isinstance(word, Word)]
-    bound = (at(host, "PortBindings") or {}).items()
     return {
         "image": config["Image"], "entrypoint": config.get("Entrypoint"), "command": config.get("Cmd"),
         "environment": [word for word in named if not _OF_IMAGE.fullmatch(word.text.split("=")[0])],
@@ -84,7 +89,8 @@ def _inspected(root: Mapped) -> Mapped:
             for one in items(root.get("Mounts")) if text_at(one, "Type") == "bind"
         ],
         "ports": [
-            Word(f"{text_at(one, 'HostPort')}:{port}", place) for port, hosts in bound for one in items(hosts)
+            Word(f"{text_at(one, 'HostPort')}:{port}", place)
+            for port, hosts in pairs(at(host, "PortBindings")) for one in items(hosts)
         ],
         **{key: Word(text, place) for key, text in texts.items() if text not in unset},
     }  # fmt: skip
@@ -121,13 +127,13 @@ def _charted(spec: Mapped) -> tuple[Mapped, list[str]]:
     return left, [f"what the chart of its version makes of `{key}` is not in the source" for key in open_keys]
 
 
-def _predicted(root: Mapped, documents: list[Any]) -> list[tuple[Mapped, list[str]]]:
+def _predicted(root: Mapped, model: Mapped, documents: list[Any]) -> list[tuple[Mapped, list[str]]]:
     """The container of a KServe service: its model over its runtime's, if that is in the file too."""
-    model = root["spec"]["predictor"]["model"]
     name, place = text_at(model, "runtime"), root["kind"].span
     runtimes = [
         container for one in documents for container in items(at(one, "spec", "containers"))
         if text_at(one, "kind").endswith("ServingRuntime") and text_at(one, "metadata", "name") == name
+        if isinstance(container, dict)
     ]  # fmt: skip
     if not runtimes and "vllm" not in f"{name} {text_at(model, 'modelFormat', 'name')}".lower():
         return []

@@ -170,3 +170,35 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
         containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
     except UsageError as error:
         assert "as YAML: " in error.message or "` as a shell script:" in error.message
+
+
+KEYS = st.sampled_from([
+    "Config", "HostConfig", "Image", "Env", "Cmd", "Entrypoint", "PortBindings", "DeviceRequests", "Mounts", "kind",
+    "spec", "predictor", "model", "storageUri", "args", "runtime", "containers", "image", "command", "env", "name",
+    "servingEngineSpec", "modelSpec", "modelURL", "vllmConfig", "extraArgs", "items", "metadata", "nodeSelector",
+    "services", "volumes", "volumeMounts", "ports", "resources", "template", "hf_token",
+])  # fmt: skip
+TEXTS = st.sampled_from(
+    [
+        "vllm/vllm-openai",
+        "InferenceService",
+        "ServingRuntime",
+        "List",
+        "hf://a/b",
+        "--model=a/b",
+        "vllm serve a/b",
+        "1",
+    ]
+)
+SHAPES = st.recursive(
+    TEXTS | st.none(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=6)
+)
+
+
+@given(SHAPES)
+def test_any_shape_of_a_manifest_becomes_containers_or_a_clear_error(shape: object) -> None:
+    try:
+        for found in read(yaml.safe_dump(shape), file="x.yaml", folder=Path()):
+            converted(found, origin="x")
+    except UsageError as error:
+        assert error.message
