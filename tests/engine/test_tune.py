@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -102,15 +101,3 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
         assert written.keys["num_speculative_tokens"] == choice["setting"]["tokens"]
     elif choice["verdict"]["word"] != "INCONCLUSIVE":
         assert written is None
-
-
-def test_a_draft_as_large_as_the_target_is_told_to_gain_nothing(profile: Path) -> None:
-    target = str(ROOT / "demo" / "target")
-    text = re.sub(r"(speculation:(?:.|\n)*?model: )\S+", rf"\g<1>{target}", profile.read_text())
-    profile.write_text(text)
-    content = json.loads(finished(tune(profile, "--format", "json")))
-    lengths = [
-        each["mean_acceptance_length"] for each in content["rows"] if each["num_speculative_tokens"] == 3
-    ]
-    assert min(lengths) > 3.5
-    assert content["choice"]["speculation"] is None

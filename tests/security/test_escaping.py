@@ -136,10 +136,10 @@ def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
 
 
 def test_a_servers_life_is_told_without_orders(
-    make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
+    fake_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0)
-    for view in (TextView(make_plan()), JsonView(make_plan())):
+    for view in (TextView(fake_plan()), JsonView(fake_plan())):
         view(events.Started(1, f"/tmp/{ORDERS}"))
         view(ready)
         captured = capsys.readouterr()
@@ -147,10 +147,10 @@ def test_a_servers_life_is_told_without_orders(
 
 
 def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
-    make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fake_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = "'; touch PWNED; '$(touch PWNED)`touch PWNED`"
-    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0))
+    TextView(fake_plan())(events.Ready("http://127.0.0.1:1", model, 1.0))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("curl ")]
     (tmp_path / "curl").write_text('#!/bin/sh\nfor word in "$@"; do last=$word; done; printf "%s" "$last"\n')
     (tmp_path / "curl").chmod(0o755)

@@ -113,13 +113,13 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(state: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_log_that_is_no_plain_file_is_not_written(
-    kind: str, state: Path, tmp_path: Path, start: Start, make_plan: Callable[..., LaunchPlan]
+    kind: str, state: Path, tmp_path: Path, start: Start, fake_plan: Callable[..., LaunchPlan]
 ) -> None:
     other, log = tmp_path / "other", private(state / "logs") / "demo.log"
     other.write_text("x")
     log.symlink_to(other) if kind == "link" else os.mkfifo(log)
     with pytest.raises(LaunchError, match="cannot write the log"):
-        Child(make_plan().argv, env=dict(os.environ), log_path=log)
+        Child(fake_plan().argv, env=dict(os.environ), log_path=log)
     with pytest.raises(LaunchError, match="cannot write the log"):
         start(log_path=log)
     assert other.read_text() == "x" and records.names() == []

@@ -38,7 +38,7 @@ PARTS = {
     "noise": Part(6, "bench with a draft of noise: COSTS", "draft_of_noise"),
     "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),
     "intervals": Part(3, "simulated benchmarks: the table of docs/bench.md", "interval_covers"),
-    "engine": Part(40, "nodes, rendered files and batches on a real vLLM", "", "tests/engine"),
+    "engine": Part(40, "nodes, a rendered file and an interrupted tune on a real vLLM", "", "tests/engine"),
     "oracle": Part(10, "vLLM's word against the rules', launch by launch", script="tests/soak/oracle.py"),
     "start": Part(8, "how much longer `up` takes than vLLM alone", script="scripts/bench_up.py"),
     "report": Part(25, "gpu_report on the demo", script="scripts/gpu_report.py --small -o build/soak-report"),

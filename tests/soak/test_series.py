@@ -158,7 +158,12 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
     place = folder / f"run-{len(list(folder.glob('run-*')))}"
     command = [sys.executable, "-m", "specserve", "bench", *options, "--format", "json", "-o", str(place)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=False)
-    assert done.returncode in (0, 1)
+    assert done.returncode in (0, 1) and (place / "report.html").stat().st_size > 1000
+    passes = [json.loads(line) for line in (place / "passes.jsonl").read_text().splitlines()]
+    assert all(
+        item["ok"] and 0 < item["ttft_s"] <= item["latency_s"] for each in passes for item in each["requests"]
+    )
+    assert not any("text" in item for each in passes for item in each["requests"])
     comparisons: list[dict[str, Any]] = json.loads(done.stdout)["comparisons"]
     for each in comparisons:
         figures(each["variant"], each["point"]["workload"], each["speedup"], each["verdict"]["word"])

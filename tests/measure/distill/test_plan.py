@@ -32,15 +32,8 @@ PAIR = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}"
 
 @pytest.fixture
 def traffic(tmp_path: Path) -> Path:
-    rows = [
-        {
-            "model": "m",
-            "prompt": " ".join(f"w{n}x{at}" for at in range(20)),
-            "max_tokens": 40,
-            "temperature": 0.6,
-        }
-        for n in range(120)
-    ]
+    about = {"model": "m", "max_tokens": 40, "temperature": 0.6}
+    rows = [{**about, "prompt": " ".join(f"w{n}x{at}" for at in range(20))} for n in range(120)]
     file = tmp_path / "log.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -51,12 +44,8 @@ def profile(tmp_path: Path, write: Callable[..., Path]) -> Callable[[str], str]:
     laid_out(tmp_path)
 
     def written(speculation: str) -> str:
-        return str(
-            write(
-                "target: {model: ./llama, max_model_len: 1024}\nhardware: {accelerator: cpu}\n"
-                + (f"speculation: {speculation}\n" if speculation else "")
-            )
-        )
+        text = "target: {model: ./llama, max_model_len: 1024}\nhardware: {accelerator: cpu}\n"
+        return str(write(text + (f"speculation: {speculation}\n" if speculation else "")))
 
     return written
 
