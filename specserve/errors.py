@@ -35,8 +35,10 @@ def quoted(text: str, longest: int = 60) -> str:
     return f"`{CONTROL.sub(lambda match: ascii(match[0])[1:-1], short)}`"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is nearest to this one, if any is near enough."""
+def did_you_mean(word: str, known: Iterable[str], *, of: int = 1) -> str | None:
+    """The known word nearest to this one, if any is near; none for one `of` more than 50."""
+    if of > 50:  # so many strangers are none of ours, and guessing takes time
+        return None
     from difflib import get_close_matches  # a profile without a misspelt key needs none
 
     lowered, word = {name.lower(): name for name in known}, word.lower().replace("-", "_")

@@ -166,6 +166,8 @@ def _suppressed(
     """
     files = {profile.file, *(finding.span.file for finding in findings)}
     comments = {key: span for file in files for key, span in _comments(file).items()}
+    if not comments:
+        return findings, 0
     keys = [(finding.span.file, finding.span.line, finding.code) for finding in findings]
     kept = [
         finding

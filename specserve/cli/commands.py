@@ -69,11 +69,8 @@ class LazyGroup(TyperGroup):
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
             guess = did_you_mean(name, COMMANDS)
-            hint = (
-                f"did you mean `specserve {guess}`?"
-                if guess
-                else "`specserve --help` lists the commands"
-            )
+            hint = "`specserve --help` lists the commands"
+            hint = f"did you mean `specserve {guess}`?" if guess else hint
             raise UsageError(f"there is no command {quoted(name)}", hint=hint)
         return super().resolve_command(ctx, args)
 

@@ -64,6 +64,7 @@ def plain_name(model: str) -> str:
     return re.sub(_STORED, "", model.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
 
 
+@lru_cache(maxsize=1024)
 def tokenizer_family(model: str) -> TokenizerFamily | None:
     """The tokenizer family of an id of the Hub; None if no source decides it."""
     families, copies = _table()

@@ -51,11 +51,13 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 text = f"`{name}` has its own place in a profile"
                 yield ArgumentProblem(path, text, f"write it as `{ELSEWHERE[name]}`", "elsewhere")
             elif name in REFUSED:
-                text = f"`{name}` is refused: {REFUSED[name]}"
-                yield ArgumentProblem(path, text, None, "refused")
+                yield ArgumentProblem(
+                    path, f"`{name}` is refused: {REFUSED[name]}", None, "refused"
+                )
             elif argument is None:
                 text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
-                yield ArgumentProblem(path, text, _guess(section, name, value, table), "unknown")
+                help = _guess(section, name, value, table, len(given))
+                yield ArgumentProblem(path, text, help, "unknown")
             else:
                 is_plugged = given.get(_PLUGS.get(name, ""))
                 argument = argument._replace(known=()) if is_plugged else argument
@@ -73,8 +75,8 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 yield from in_value(f"{path}.{name}", table.speculation[name], value)
 
 
-def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
-    """What the author of an unknown argument may have meant."""
+def _guess(section: str, name: str, value: Any, table: VllmTable, of: int) -> str | None:
+    """What the author of an unknown argument, of so many, may have meant."""
     from specserve.vllm.replacements import ARGUMENTS
 
     known = {**table.engine, **table.frontend}
@@ -89,7 +91,7 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     if positive in known and isinstance(value, bool):
         return f"write `{positive}: {'false' if value else 'true'}`"
     places = {**keys.ELSEWHERE, **ELSEWHERE}
-    word = did_you_mean(name, known)
+    word = did_you_mean(name, known, of=of)
     return f"did you mean `{places.get(word, word)}`?" if word else None
 
 

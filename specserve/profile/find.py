@@ -11,8 +11,6 @@ from specserve.errors import UsageError
 from specserve.files import open_regular
 from specserve.profile.source import MAX_BYTES, keep, read
 
-_IS_PROFILE = rb"""(?m)^[{ ]*["']?(target|extends|speculation)["']?[ \t]*:"""
-
 
 def find_profiles(
     paths: list[str], *, pick: bool, stdin_filename: str | None, warn: Callable[[str], None]
@@ -57,8 +55,9 @@ def _below(folder: str) -> tuple[list[str], list[str]]:
 
 def _is_profile(file: str) -> bool:
     """By its lines alone, so that invalid YAML is not passed over; what cannot be read is told."""
+    key = rb"""(?m)^[{ ]*["']?(target|extends|speculation)["']?[ \t]*:"""
     try:
         with open_regular(Path(file)) as stream:
-            return bool(re.search(_IS_PROFILE, stream.read(MAX_BYTES)))
+            return bool(re.search(key, stream.read(MAX_BYTES)))
     except OSError:
         return True

@@ -25,18 +25,19 @@ MAKERS: dict[str, Callable[[Iterable[str]], tuple[Profile | None, list[Finding]]
 def absolute_paths(tree: Node, *, folder: Path) -> Node:
     """The tree with each path that starts with `.`, `..` or `~` made absolute, from `folder`."""
     values = tree.mapping or {}
-    seen = {key: _absolute(node, folder) for key, node in values.items() if key in _WITH_PATHS}
+    seen = {key: _absolute(values[key], folder) for key in _WITH_PATHS if key in values}
     return replace(tree, value={**values, **seen})
 
 
 def _absolute(node: Node, folder: Path) -> Node:
-    value = node.value
+    value = seen = node.value
     if isinstance(value, dict):
-        return replace(node, value={key: _absolute(child, folder) for key, child in value.items()})
-    if isinstance(value, list):
-        return replace(node, value=[_absolute(child, folder) for child in value])
-    starts = ("./", "../", "~/")
-    if not isinstance(value, str) or not (value in (".", "..") or value.startswith(starts)):
+        seen = {key: _absolute(child, folder) for key, child in value.items()}
+    elif isinstance(value, list):
+        seen = [_absolute(child, folder) for child in value]
+    if not isinstance(value, str):
+        return node if seen == value else replace(node, value=seen)
+    if value not in (".", "..") and not value.startswith(("./", "../", "~/")):
         return node
     is_relative = value[0] == "."
     # Path's form raises where there is no home
@@ -88,8 +89,8 @@ def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Fin
     `folder` is where the file's relative paths begin; a profile from stdin (`-`) has no file of
     its own. Raises Stop for a parent that cannot be used.
     """
-    root, found = _root(folder), list[Finding]()
-    above = "" if file == "-" else str(Path(file).parent)
+    start, found = folder, list[Finding]()
+    above = "" if file == "-" else os.path.dirname(file)  # noqa: PTH120
     trees = [absolute_paths(tree, folder=folder)]
     while (node := (trees[-1].mapping or {}).get("extends")) and node.value is not None:
         written = str(node.value).strip() if isinstance(node.value, str) else ""
@@ -99,7 +100,7 @@ def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Fin
             reason = "is not the path of one file"
         elif len(trees) > MAX_PARENTS:
             reason = f"is one of more than {MAX_PARENTS}, or they go round in a circle"
-        elif not path.is_relative_to(root):
+        elif not path.is_relative_to(_root(start)):
             reason = "is outside of this profile's repository or folder"
         else:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -143,7 +142,7 @@ class Builder:
                 first = (Related(own[name].key or key.span, "first written here"),)
                 self.tell(f"the key {quoted(name)} occurs twice", key.span, "SD004", related=first)
             else:
-                own[name] = replace(value, key=key.span)
+                own[name] = Node(value.value, value.span, key.span, value.raw)
         return {**merged, **own}, event.end_mark
 
     def tell(self, message: str, span: Span, code: str = "SD002", **more: Any) -> None:

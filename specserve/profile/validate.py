@@ -24,7 +24,6 @@ from specserve.vllm.speculation import METHODS, REMOVED
 from specserve.vllm.versions import in_range
 
 _ANY = {"$ref": "#/$defs/any"}
-_MOST_GUESSES = 50  # a mapping with more unknown keys is none of ours; guessing only takes time
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What no text holds; tabs and line breaks may stand in templates, and in no name."""
 
@@ -43,13 +42,14 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
     if any(not finding.policy for finding in reader.found):
         return None, reader.found
     values.pop("extends", None)
-    spans = {path: _at_path(node.span, path) for path, node in tree.walk() if path}
-    key_spans = {path: _at_path(node.key, path) for path, node in tree.walk() if node.key}
+    placed = dict(tree.walk())
+    spans = {path: _at_path(node.span, path) for path, node in placed.items() if path}
+    key_spans = {path: _at_path(node.key, path) for path, node in placed.items() if node.key}
     profile = Profile(
         **{"file": file, "name": name_of(file), **values},
         spans=MappingProxyType(spans),
         key_spans=MappingProxyType(key_spans),
-        relative_paths=frozenset(node.value for _, node in tree.walk() if node.is_relative),
+        relative_paths=frozenset(node.value for node in placed.values() if node.is_relative),
     )
     return profile, reader.found
 
@@ -98,7 +98,7 @@ class _Reader:
             help, is_known = None, name in takes  # by vLLM, for another method
             if is_known:
                 help = "leave it out: it has no effect with this method"
-            elif len(strangers) < _MOST_GUESSES and (guess := did_you_mean(name, known)):
+            elif guess := did_you_mean(name, known, of=len(strangers)):
                 help = f"did you mean `{guess}`?"
             elif elsewhere := ELSEWHERE.get(name.replace("-", "_")):
                 help = f"write it as `{elsewhere}`"

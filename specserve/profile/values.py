@@ -77,9 +77,8 @@ def meaning(text: str) -> Scalar:
     """`1e-3` is a number, `yes` is true; dates and `010`, of which readers differ, are texts."""
     if text in _WORDS:
         return _WORDS[text]
-    if text[0] not in "+-.0123456789":
-        return text
-    digits = text.replace("_", "") if len(text) <= _LONGEST_NUMBER else ""
+    is_number = text[0] in "+-.0123456789" and len(text) <= _LONGEST_NUMBER
+    digits = text.replace("_", "") if is_number else ""
     if digits and _INT.fullmatch(text):
         return int(digits, 0)
     return float(digits) if digits and _FLOAT.fullmatch(text) else text

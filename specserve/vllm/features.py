@@ -39,11 +39,9 @@ class Feature(NamedTuple):
         until = min(_number(self.until), last) if self.until else last
         return [f"0.{number}" for number in range(_number(self.since), until)]
 
-    def applies(self, method: str, value: Callable[[str], Any]) -> bool:
-        """Whether a block of this method is such a combination. `value` answers for `when`."""
-        return (not self.methods or method in self.methods) and all(
-            _matches(value(name), wanted) for name, wanted in self.when.items()
-        )
+    def applies(self, value: Callable[[str], Any]) -> bool:
+        """Whether a block of such a method is this combination. `value` answers for `when`."""
+        return all(_matches(value(name), wanted) for name, wanted in self.when.items())
 
 
 def _matches(found: Any, wanted: Any) -> bool:
@@ -57,8 +55,10 @@ def _number(minor: str) -> int:
 
 
 @lru_cache
-def features() -> tuple[Feature, ...]:
-    """Every row."""
+def features(method: str | None = None) -> tuple[Feature, ...]:
+    """Every row, or those that a method can meet."""
+    if method:
+        return tuple(row for row in features() if not row.methods or method in row.methods)
     text = Path(__file__).with_name("features.json").read_text(encoding="utf-8")
     return tuple(
         Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text)

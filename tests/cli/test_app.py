@@ -20,8 +20,11 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 ROOT = Path(__file__).parents[2]
 DEMO = "configs/demo.yaml"
 CLIENTS = {"torch", "vllm", "openai", "httpx", "httpx2", "prometheus_client", "psutil"}
-HEAVY = {*CLIENTS, "rich", "pydantic", "jinja2", "huggingface_hub", "tokenizers", "pynvml"}
-ROOMS_OF_OTHERS = ("specserve.measure", "specserve.memory", "specserve.metrics", "specserve.serve")
+HEAVY = {*CLIENTS, "rich", "pydantic", "jinja2", "huggingface_hub", "tokenizers", "pynvml", "tomllib"}
+ROOMS_OF_OTHERS = (
+    *("specserve.measure", "specserve.memory", "specserve.metrics", "specserve.serve"),
+    *("specserve.models.drafts", "specserve.plan.replacements"),
+)
 
 
 def test_without_a_word_the_program_explains_itself(specserve: Run) -> None:

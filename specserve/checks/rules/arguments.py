@@ -20,12 +20,13 @@ def _problems(ctx: Context, *kinds: str) -> Violations:
         for problem in _by_version(ctx, version):
             if problem.kind in kinds:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
+    known = known_versions() if seen else ()
+    refused = {v: {each.path for each in _by_version(ctx, v)} for v in known}
     for path, (problem, versions) in seen.items():
         message, help_ = problem.message, problem.help
         if problem.kind == "unknown" and len(versions) > 1:
             message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
-        takes = [version for version in known_versions() if version not in versions]
-        takes = [v for v in takes if all(item.path != path for item in _by_version(ctx, v))]
+        takes = [version for version, paths in refused.items() if path not in paths]
         if takes and problem.kind in ("unknown", "value", "plug-in"):
             verb = "has" if problem.kind == "unknown" else "accepts"
             is_newer = ctx.profile.vllm is None and takes[-1] == known_versions()[-1]

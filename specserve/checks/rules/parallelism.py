@@ -95,8 +95,8 @@ def failing_combination(variant: Variant) -> Violations:
     """vLLM starts with this combination, and then fails, hangs or does something else."""
     ctx, value, judged = variant.ctx, _values(variant), _minors(variant.ctx)
     is_open = not ctx.profile.vllm and ctx.profile.file != COMMAND  # an older vLLM may serve it
-    for row in features():
-        failing = row.minors(known_versions()[-1]) if row.applies(variant.method, value) else []
+    for row in features(variant.method):
+        failing = row.minors(known_versions()[-1]) if row.applies(value) else []
         found = [version for version in judged if version in failing]
         is_past = is_open and not found and "data" in row.when
         if found := failing if is_past else found:
@@ -118,12 +118,12 @@ def _span(versions: list[str]) -> str:
     return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
 
 
-def _minors(ctx: Context) -> list[str]:
+def _minors(ctx: Context) -> tuple[str, ...]:
     """The judged versions, and those of the profile's range that are older than every known one."""
     known, spec = known_versions(), ctx.profile.vllm
     reaches_down = not ctx.versions or ctx.versions[0] == known[0]
     older = in_range(spec, OLDER) if spec and reaches_down else ()
-    return [*older, *(ctx.versions if older else ctx.target_versions)]
+    return (*older, *(ctx.versions if older else ctx.target_versions))
 
 
 def _values(variant: Variant) -> Callable[[str], Any]:
