@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,15 @@ def test_a_launch_file_gives_the_profile_and_the_notes_of_its_class(
     head = " ".join(line.strip(" #") for line in out.splitlines() if line.strip().startswith("#"))
     for text in said:
         assert text in head and text in err.replace("\n", " ")
+
+
+def test_the_verdicts_on_public_files_are_those_of_the_documentation() -> None:
+    rows = yaml.safe_load((DATA.parent / "convert_public.yaml").read_text(encoding="utf-8"))
+    said = (DATA.parents[2] / "docs" / "measurements.md").read_text(encoding="utf-8")
+    first, after = (Counter(row[name] for row in rows) for name in ("first", "after"))
+    assert sum(first.values()) == 60 and after.keys() == {"complete", "TODO", "refused rightly"}
+    assert f"{first['complete']} complete with exit code 0, {first['TODO']} with a `TODO`" in said
+    assert (
+        f"{after['complete']} complete, {after['TODO']} with a `TODO`, {after['refused rightly']} refused"
+        in said
+    )
