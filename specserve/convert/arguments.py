@@ -233,12 +233,16 @@ def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Findi
     """A setting that stands in two places, of which the later wins, or which vLLM refuses."""
     related = Related(earlier, "and here" if refused else "this one has no effect")
     severity = Severity.ERROR if refused else Severity.WARNING
-    what = "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
+    what = (
+        "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
+    )
     text, help = f"`{later.written}` {what}", "leave one of them out"
     return finding("SD004", text, later.place, severity, related=(related,), help=help)
 
 
-def _words_of_file(config: Setting, name: str, folder: Path, unresolved: list[Finding]) -> list[Word]:
+def _words_of_file(
+    config: Setting, name: str, folder: Path, unresolved: list[Finding]
+) -> list[Word]:
     """A file of arguments as vLLM makes words of it: `tensor-parallel-size: 4` is two words.
 
     Source: `load_config_file`, vllm/utils/argparse_utils.py, 0.32.
@@ -321,7 +325,9 @@ def _node(
     return node and replace(node, key=key)
 
 
-def _json(option: _Option, word: Word, found: list[Finding], unresolved: list[Finding]) -> Node | None:
+def _json(
+    option: _Option, word: Word, found: list[Finding], unresolved: list[Finding]
+) -> Node | None:
     """The value of an option that takes JSON; None and a finding if it is none."""
     text, flag = word.text, option.flag
     try:

@@ -201,9 +201,6 @@ def _without_place(setting: Setting) -> Finding:
         text = f"`{flag}` shows a secret to every user of the machine: export it as `{variable}`"
         help = "leave the option out"
         return finding("SD107", text, setting.node.span, Severity.WARNING, help=help)
-    if setting.name == "headless":
-        text = "this worker answers no requests; everything else is judged as on the first node"
-        return finding("SD005", text, setting.place, Severity.INFO)
     text = f"`{flag}` is left out: {REFUSED[setting.name]}"
     return finding("SD005", text, setting.place, Severity.WARNING)
 

@@ -25,7 +25,7 @@ from specserve.diagnostics import Finding
 from specserve.errors import UsageError, quoted
 from specserve.profile.schema import ENV_NAME, Server
 from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
-from specserve.profile.values import Node, meaning
+from specserve.profile.values import Node
 from specserve.profile.writer import yaml_text
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import judged_versions, newest, table
@@ -35,23 +35,11 @@ FILE = "<profile>"
 OPEN_MARK = "TODO"
 """How the comment begins about a value that the source does not say."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
-_PROGRAMS = [
-    "sh",
-    "bash",
-    "zsh",
-    "dash",
-    "python",
-    "python3",
-    "vllm",
-    "serve",
-    "exec",
-    "env",
-    "sudo",
-]
 _ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
 _SGLANG_PORT = 30_000
 _TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
+_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\b")
 _OWN_IMAGE = re.compile(r"(docker\.io/)?vllm/vllm-openai:v\d+\.\d+\.0")
 
 
@@ -107,7 +95,6 @@ def _harmless(text: str) -> str:
 def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
-    headless = settings.pop("headless", None)
     refused: list[Finding] = []
     env = _kept_environment(given.env, notes, has_key="api_key" in settings)
     sections, block = profile_sections(settings, table=known, env=env, found=refused)
@@ -117,14 +104,12 @@ def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
     notes += set_hardware(given, sections)
-    if headless:
-        text = "`--headless` is left out: it starts a worker that answers no requests; "
-        text += "convert the first node's command"
-        notes.append(Note("", text, headless.place.line))
     return as_tree(sections, block, given.place)
 
 
-def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bool) -> dict[str, Node]:
+def _kept_environment(
+    env: Mapping[str, Word], notes: list[Note], *, has_key: bool
+) -> dict[str, Node]:
     """The variables that a profile may hold; every other one is noted, without its value.
 
     `has_key`: `--api-key` names the variable from which the launch sets VLLM_API_KEY.
@@ -179,11 +164,8 @@ def _complete(
     if looks_secret(key) or (text and holds_a_secret(key, text)):
         notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         return None
-    is_model = path == "target.model"
-    is_program = text in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
-    is_open = unresolved(text) or unresolved(key) or not key.isprintable()
-    if is_open or (is_model and is_program):
-        reads = quoted(_harmless(text or str(node.value or key)), LONGEST_SHOWN)
+    if unresolved(text) or unresolved(key) or not key.isprintable():
+        reads = quoted(_harmless(text or key), LONGEST_SHOWN)
         message = f"the source does not say `{_harmless(path)}`: it reads {reads}"
         span = replace(node.span, path=path.partition("[")[0])
         found.append(finding("SD105", message, span, help="write its value"))
@@ -205,28 +187,25 @@ def _complete(
 
 
 def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
-    """The vLLM of a container's image, and its range for a profile; else the newest and None."""
-    image = given.image
-    if image is None:
-        release = re.match(r"(\d{1,4})\.(\d{1,4})\b", given.version)
-        if release and (found := table(release[0])).exact:
-            notes.append(Note("vllm", f"the server says that it is vLLM {given.version}"))
-            return found, f">={release[0]},<{release[1]}.{int(release[2]) + 1}"
+    """The vLLM of a container's image, or that a server names, and its range for a profile.
+
+    Without one that specserve knows: the newest, and None.
+    """
+    image, release = given.image, _RELEASE.match(given.version)
+    if image is None and release is None:
         return newest(), None
-    tag, name = _TAG.search(image.text), quoted(readable(image.text))
-    keep = f"; `specserve render --image {image.text}` keeps it"
-    keep = "" if unresolved(image.text) else keep
-    text = f"the image {name} does not say which vLLM it has{keep}"
-    if given.engine == "sglang":
-        text = f"the image {name} is left out: a profile is for vLLM"
-    elif tag:
-        major, minor = int(tag[1]), int(tag[2])
-        found = table(f"{major}.{minor}")
-        if found.exact:
-            keep = "" if _OWN_IMAGE.fullmatch(image.text) else keep
-            notes.append(Note("vllm", f"from the image {name}{keep}", image.span.line))
-            return found, f">={major}.{minor},<{major}.{minor + 1}"
-        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM"
-        text += f" {', '.join(judged_versions(None))}{keep}"
-    notes.append(Note("", text, image.span.line))
+    what, line, keep = f"the server, which is vLLM {given.version}", 0, ""
+    if image:
+        release, line = _TAG.search(image.text), image.span.line
+        what = f"the image {quoted(readable(image.text))}"
+        keep = f"; `specserve render --image {image.text}` keeps it"
+        keep = "" if unresolved(image.text) else keep
+    found = table(f"{release[1]}.{release[2]}") if release else newest()
+    if release and found.exact and given.engine == "vllm":
+        keep = "" if image and _OWN_IMAGE.fullmatch(image.text) else keep
+        notes.append(Note("vllm", f"from {what}{keep}", line))
+        return found, f">={release[1]}.{release[2]},<{release[1]}.{int(release[2]) + 1}"
+    judged = ", ".join(judged_versions(None))
+    text = f"{what} names no vLLM that specserve knows: the profile is for vLLM {judged}{keep}"
+    notes.append(Note("", text, line))
     return newest(), None

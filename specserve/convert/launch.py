@@ -43,7 +43,9 @@ _CHANGES_NOTHING = re.compile(
     r"echo|printf|set|shopt|:|true|false|exit|return|trap|which|command|type|test|\[|ls|date|wait"
     r"|break|continue|nvidia-smi|shift"
 )
-_QUIET = re.compile(r"exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*", re.S)
+_QUIET = re.compile(
+    r"exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*", re.S
+)
 _LONGEST_IMAGE, _LONGEST_COMMAND = 512, 100
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
@@ -136,7 +138,9 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
         inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
         if assigned := ASSIGNMENT.fullmatch(word.text):
             env[assigned[1]] = word.part(assigned.start(2))
-        elif name in _CONTAINED and _RUN.match(" ".join(one.text for one in words[at + 1 : at + 3])):
+        elif name in _CONTAINED and _RUN.match(
+            " ".join(one.text for one in words[at + 1 : at + 3])
+        ):
             return _container(words[at + 1 :], inner, nested)
         elif name in _SHELLS and (text := _script(words, at)) is not None:
             commands = script(
@@ -144,7 +148,9 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
                 file=words[text].span.file,
                 line=words[text].span.line,
                 positional=[word.text for word in words[text + 2 :]],
-                variables={name: word.text for name, word in env.items() if not unresolved(word.text)},
+                variables={
+                    name: word.text for name, word in env.items() if not unresolved(word.text)
+                },
             )
             return script_starts(commands, words[text].text, inner, nested=nested)
         elif named := _PROGRAM.match("".join(f"{word.text}\0" for word in words[at : at + 3])):
@@ -196,7 +202,9 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word]
     """The exported variables that an engine may read, not only the script; what is dropped."""
     kept = {}
     for name, word in exported.items():
-        is_read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(rf"\$\{{?{re.escape(name)}\b", text)
+        is_read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(
+            rf"\$\{{?{re.escape(name)}\b", text
+        )
         if OF_AN_ENGINE.match(name) or not is_read:
             kept[name] = word
     said, path = "`PATH` is left out: export it where you start the server", exported.get("PATH")

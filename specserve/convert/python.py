@@ -90,7 +90,9 @@ class PythonSource:
     def span(self, node: ast.expr | ast.keyword) -> Span:
         """The place of a node in the source."""
         end = node.end_lineno or node.lineno
-        return Span(self.file, node.lineno, node.col_offset + 1, end, (node.end_col_offset or 0) + 1)
+        return Span(
+            self.file, node.lineno, node.col_offset + 1, end, (node.end_col_offset or 0) + 1
+        )
 
     def value(self, node: ast.expr) -> Any:
         """The literal that an expression amounts to; what the source does not say is a mark."""
@@ -119,7 +121,9 @@ class PythonSource:
                     return [*one, *(other if isinstance(other, list) else [text_of(other)])]
                 if isinstance(one, str) and isinstance(other, str):
                     return one + other
-            case ast.IfExp(test=test, body=body, orelse=other) if (holds := self.holds(test)) is not None:
+            case ast.IfExp(test=test, body=body, orelse=other) if (
+                holds := self.holds(test)
+            ) is not None:
                 return self._value(body if holds else other)
             case ast.Call(func=function, args=args, keywords=keywords):
                 return self._called(function, args, keywords)
@@ -199,7 +203,9 @@ class PythonSource:
         holder = scope if isinstance(scope, _Function) else next(iter(self.scopes))
         blocks = [getattr(one, key, []) for one in ast.walk(holder) for key in ("body", "orelse")]
         lines = [[*block] for block in blocks if isinstance(block, list)]
-        beside = next((one for one in lines if any(getattr(x, "value", 0) is node for x in one)), [])
+        beside = next(
+            (one for one in lines if any(getattr(x, "value", 0) is node for x in one)), []
+        )
         while beside and getattr(beside.pop(0), "value", None) is not node:
             pass
         for line in beside:
@@ -207,7 +213,9 @@ class PythonSource:
                 case ast.AugAssign(target=ast.Name(id=target), value=added) if target == name:
                     items = self.value(added)
                 case ast.Expr(
-                    value=ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr=how), args=[added])
+                    value=ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=target), attr=how), args=[added]
+                    )
                 ) if target == name and how in ("append", "extend"):
                     items = self.value(added) if how == "extend" else [self.value(added)]
                 case _:
@@ -256,7 +264,9 @@ def launches(text: str, *, file: str) -> list[Launch]:
                 ast.Assign(targets=[ast.Subscript(value=holder, slice=key)], value=value)
                 | ast.Call(func=ast.Attribute(value=holder, attr="setdefault"), args=[key, value])
             ) if _name(holder) in ("environ", "env"):
-                env[text_of(source.value(key))] = Word(text_of(source.value(value)), source.span(value))
+                env[text_of(source.value(key))] = Word(
+                    text_of(source.value(value)), source.span(value)
+                )
             case (
                 ast.keyword(arg="env", value=value)
                 | ast.Call(func=ast.Attribute(attr="env"), args=[value])  # of an image of Modal

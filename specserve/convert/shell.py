@@ -79,7 +79,9 @@ def script(
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub("", text))
-    text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]), text)
+    text = _UNQUOTED.sub(
+        lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]), text
+    )
     shell = _Shell(file, line, positional, variables or {})
     root = _parsed(text)
     if root.has_error:
@@ -191,7 +193,7 @@ class _Shell:
             pattern = "".join(map(_source_of, item.children[:close]))
             said = "" if pattern == "*" else f"{_source_of(subject)} is {pattern}"
             bodies.append((said, item.children[close:]))
-        self._choose(bodies)
+        self._choose(bodies, f"{_source_of(subject)} is something else")
 
     def _while_statement(self, node: Node) -> None:
         said = "".join(map(_source_of, node.children[1:-1])).strip("; ")
@@ -203,11 +205,12 @@ class _Shell:
 
     _c_style_for_statement = _while_statement
 
-    def _choose(self, bodies: _Bodies) -> None:
+    def _choose(self, bodies: _Bodies, otherwise: str = "") -> None:
         """Runs what only a run could choose from, each from the same state under its condition.
 
-        The condition of the last may be empty: it runs if none of the others holds. What one of
-        them adds to a variable is a mark; what they all begin or end with is certain.
+        The condition of the last may be empty: it runs if none of the others holds, which is
+        `otherwise` in words. What one of them adds to a variable is a mark; what they all begin or
+        end with is certain.
         """
         before, positional, outer = self.variables, self.positional, self.condition
         ends: list[tuple[str, dict[str, Value]]] = []
@@ -216,7 +219,7 @@ class _Shell:
         others = others.removesuffix(" fails fails") or others
         for said, body in bodies if not bodies[-1][0] else [*bodies, ("", [])]:
             self.variables, self.positional = dict(before), positional
-            condition = " ".join(said.split()) or others
+            condition = " ".join(said.split()) or otherwise or others
             self.condition = " and ".join(filter(None, (outer, condition)))
             self._all(child for child in body if child.is_named)
             ends.append((condition, self.variables))
@@ -297,7 +300,9 @@ class _Shell:
                 name = _name_of(child.named_children[0])
                 words.append(Word(f"{name}={value}", self.span(child)))
             elif child.type not in ("file_redirect", "herestring_redirect", "comment"):
-                words += self.words(child.named_children[0] if child.type == "command_name" else child)
+                words += self.words(
+                    child.named_children[0] if child.type == "command_name" else child
+                )
         if words:
             self._called(words)
 
@@ -435,7 +440,9 @@ def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
     first, least = lists[0], min(map(len, lists))
     head = next((at for at in range(least) if any(one[at] != first[at] for one in lists)), least)
     left = least - head
-    tail = next((at for at in range(left) if any(one[-1 - at] != first[-1 - at] for one in lists)), left)
+    tail = next(
+        (at for at in range(left) if any(one[-1 - at] != first[-1 - at] for one in lists)), left
+    )
     rests = [" ".join(item[head : len(item) - tail]) for item in lists]
     said = [(rest, condition) for rest, (condition, _) in zip(rests, ends, strict=True)]
     marks = [mark(rest, condition) for rest, condition in said if rest]

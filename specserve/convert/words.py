@@ -110,7 +110,9 @@ class Note:
     """Of the text; 0 where it has no lines."""
 
 
-def finding(code: str, message: str, span: Span, severity: Severity = Severity.ERROR, **more: Any) -> Finding:
+def finding(
+    code: str, message: str, span: Span, severity: Severity = Severity.ERROR, **more: Any
+) -> Finding:
     """A finding about a command line, under the code of the rule that says it of a profile."""
     return Finding(code, _NAMES[code], severity, message, span, **more)
 

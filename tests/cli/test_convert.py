@@ -33,11 +33,6 @@ def test_the_profile_goes_to_stdout_and_the_changes_to_stderr(
     assert err.endswith("Converted with 3 changes; the profile passes lint\n")
 
 
-def test_a_command_behind_two_dashes_is_converted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["convert", "--", *OLD.split()]) == 0
-    assert "method: draft_model" in capsys.readouterr().out
-
-
 def test_stdin_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     import sys
@@ -55,33 +50,6 @@ def test_a_profile_that_is_there_is_not_overwritten(
     target.write_text("mine")
     assert _run(["convert", str(source), "-o", str(target)]) == 2
     assert target.read_text() == "mine" and "already exists" in capsys.readouterr().err
-
-
-def test_what_is_written_lints_under_its_own_name(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "made.yaml"
-    assert _run(["convert", str(write(OLD, "serve.sh")), "-o", str(target)]) == 0
-    assert _run(["lint", str(target)]) == 0
-    assert capsys.readouterr().out.count("error") == 0
-
-
-def test_what_cannot_be_cured_is_told_and_is_exit_code_1(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = """vllm serve org/target --speculative-config '{"method": "ngram", "prompt_lookup_max": 4}'"""
-    assert _run(["convert", str(write(text, "serve.sh"))]) == 1
-    err = capsys.readouterr().err
-    assert "error[SD007]" in err and "1 error left to fix" in err
-
-
-def test_what_the_source_does_not_say_is_exit_code_1(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(["convert", str(write("vllm serve $MODEL --max-num-seqs $N\n", "serve.sh"))]) == 1
-    out, err = capsys.readouterr()
-    assert "$" not in "".join(line for line in out.splitlines() if not line.startswith("#"))
-    assert "the source does not say `target.model`: it reads `$MODEL`" in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

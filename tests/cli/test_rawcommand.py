@@ -78,7 +78,7 @@ def test_what_is_no_command_of_vllm_says_the_way_out(capsys: pytest.CaptureFixtu
     assert "specserve convert" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flag", "severity"), [("--headless", "info"), ("--grpc", "warning")])
+@pytest.mark.parametrize(("flag", "severity"), [("--headless", "warning"), ("--grpc", "warning")])
 def test_what_vllm_takes_and_a_profile_has_no_place_for_is_no_error(
     flag: str, severity: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,31 +37,6 @@ python -m vllm.entrypoints.openai.api_server \\
     --host 0.0.0.0 --port 8000
 """,
     ),
-    "block-manager": (
-        "offline.py",
-        """
-from vllm import LLM
-
-llm = LLM(
-    model="facebook/opt-6.7b",
-    tensor_parallel_size=4,
-    speculative_model="facebook/opt-125m",
-    speculative_draft_tensor_parallel_size=1,
-    num_speculative_tokens=5,
-    use_v2_block_manager=True,
-)
-""",
-    ),
-    "sglang": (
-        "launch.sh",
-        """
-python3 -m sglang.launch_server \\
-    --model-path meta-llama/Llama-3.1-70B-Instruct \\
-    --speculative-draft-model-path meta-llama/Llama-3.2-1B-Instruct \\
-    --num-speculative-tokens 8 \\
-    --tp 4 --mem-fraction-static 0.85 --port 30000
-""",
-    ),
     "sglang-eagle": (
         "launch.sh",
         """
@@ -102,17 +77,5 @@ services:
       --max-model-len ${MAX_LEN:-32768}
       --served-model-name qwen qwen3-8b
 """,
-    ),
-    "old-keys": (
-        "serve.sh",
-        """
-vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --speculative-config '{"method": "deepseek_mtp", "num_speculative_tokens": 1,
-    "disable_by_batch_size": 16, "tensor_parallel_size": 8, "rejection_sample_method": "probabilistic"}' \\
-    --guided-decoding-backend xgrammar --monokernel
-""",
-    ),
-    "plain": (
-        "serve.sh",
-        "vllm serve Qwen/Qwen3-8B --max-model-len 32k --revision 0123456 --seed 7\n",
     ),
 }

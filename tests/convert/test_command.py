@@ -9,7 +9,6 @@ import pytest
 
 from specserve.convert.command import profile_of
 from specserve.diagnostics import Finding, Severity, Span
-from specserve.errors import UsageError
 from specserve.profile.schema import Profile
 from specserve.profile.source import recall
 
@@ -30,18 +29,6 @@ def marked(span: Span) -> str:
     """What a place of the last command covers."""
     assert (span.file, span.line, span.end_line) == ("<command>", 1, 1)
     return recall("<command>").decode()[span.column - 1 : span.end_column - 1]
-
-
-def test_each_argument_stands_in_its_section() -> None:
-    found = profile(
-        f"vllm serve org/target -tp 4 --max-num-seqs 64 --tool-call-parser hermes --port 8001 {SPECULATION}"
-    )
-    assert (found.target.model, found.target.tensor_parallel_size) == ("org/target", 4)
-    assert dict(found.engine) == {"max_num_seqs": 64} and dict(found.frontend) == {
-        "tool_call_parser": "hermes"
-    }
-    assert found.server.port == 8001 and found.speculation is not None
-    assert found.speculation.num_speculative_tokens == 5
 
 
 def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
@@ -72,12 +59,6 @@ def test_places_are_right_behind_a_quote_that_had_to_be_escaped() -> None:
     assert marked(found.span("engine.max_num_seqs")) == "64"
 
 
-def test_the_line_that_is_shown_can_be_pasted() -> None:
-    words = ["vllm", "serve", "org/target", "--speculative-config", '{"method": "ngram"}', "--seed", "3"]
-    profile_of(words)
-    assert shlex.split(recall("<command>").decode()) == words
-
-
 def test_flags_of_old_are_one_error_that_names_convert() -> None:
     (found,) = findings(
         "vllm serve org/target --speculative-model org/draft --use-v2-block-manager --host 127.0.0.1"
@@ -86,11 +67,6 @@ def test_flags_of_old_are_one_error_that_names_convert() -> None:
     assert found.message == "vLLM no longer has `--speculative-model`, `--use-v2-block-manager`"
     assert [marked(other.span) for other in found.related] == ["--use-v2-block-manager"]
     assert found.help and "specserve convert" in found.help
-
-
-def test_a_misspelt_flag_is_told_with_the_right_one() -> None:
-    (found,) = findings("vllm serve org/target --host 127.0.0.1 --max-num-sequences 8")
-    assert (found.code, found.help) == ("SD102", "did you mean `--max-num-seqs`?")
 
 
 def test_json_that_a_shell_has_eaten_is_told_at_its_word() -> None:
@@ -141,16 +117,3 @@ def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
     found = profile("vllm serve org/target --config args.yaml --seed 4")
     assert dict(found.engine) == {"max_num_seqs": 32, "seed": 4}
     assert str(found.span("engine.max_num_seqs")) == "args.yaml:1:15"
-
-
-def test_what_starts_no_vllm_is_a_usage_error_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="is not a command that starts vLLM"):
-        profile_of(["ls", "-l"])
-    with pytest.raises(UsageError, match="starts SGLang") as error:
-        profile_of(["python", "-m", "sglang.launch_server", "--model-path", "org/target"])
-    assert error.value.hint is not None and "specserve convert" in error.value.hint
-
-
-def test_unquoted_json_leaves_words_over_and_each_is_told() -> None:
-    text = """vllm serve org/target --host 127.0.0.1 --speculative-config {"method": "mtp"}"""
-    assert {finding.code for finding in findings(text)} == {"SD105", "SD102"}

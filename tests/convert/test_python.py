@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserve.convert.convert import converted
 from specserve.convert.python import launches
@@ -59,11 +57,6 @@ def test_variables_set_before_the_engine_are_its_environment() -> None:
     assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1", "C": "2"}
 
 
-def test_every_engine_of_a_file_is_found_in_its_order() -> None:
-    found = launches("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py")
-    assert [(call.engine, call.place.line) for call in found] == [("vllm", 1), ("sglang", 2)]
-
-
 def test_nothing_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     assert launches(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py")
@@ -74,20 +67,6 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 def test_what_is_no_python_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.py` is not Python"):
         launches(text, file="x.py")
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            ["LLM(", "model=", "'m'", ",", ")", "{", "}", "[", "]", "x", "=", "\n", "1", "*", "**", ":"]
-        )
-    ).map("".join)
-)
-def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
-    try:
-        launches(text, file="x.py")
-    except UsageError as error:
-        assert "is not Python" in error.message
 
 
 @pytest.mark.parametrize(
@@ -142,18 +121,8 @@ def test_a_list_that_a_program_starts_is_read_with_what_is_added_to_it() -> None
     assert start.name == "serve"
 
 
-def test_a_variable_of_the_environment_is_named() -> None:
-    assert keywords("LLM(os.environ['MODEL'])") == {"model": unknown("MODEL")}
-
-
 def test_keywords_that_the_source_does_not_say_are_refused() -> None:
     (start,) = read("LLM('org/m', **options())", file="x.py", folder=Path("nowhere"))
     assert [item.message for item in converted(start, origin="x.py").unresolved] == [
         "the source does not say `engine.$(…)`: it reads `$(…)`"
     ]
-
-
-def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
-    source = 'llm = LLM(model="org/a")\nprint("try vllm serve org/b")'
-    (start,) = read(source, file="x.py", folder=Path("nowhere"))
-    assert start.settings["model"].node.value == "org/a"

