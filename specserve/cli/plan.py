@@ -95,11 +95,9 @@ def diff(
     from specserve.report.launch import difference_text
     from specserve.report.text import count, json_document
 
-    if alternative and len(launches) > 1:
-        raise UsageError("`--alternative` derives B from A, so a second launch cannot be given")
     if len(launches) != (1 if alternative else 2):
-        text = f"`specserve diff` takes two launches; found {len(launches)}"
-        raise UsageError(text, hint="add a second one, or derive it by `--alternative`")
+        text = "`specserve diff` takes two launches, or one and `--alternative`"
+        raise UsageError(f"{text}; found {len(launches)}")
     named = [(name, load_profile(name)) for name in launches]
     if alternative:
         label = f"{launches[0]} (alternative {alternative})"

@@ -1,1 +1,1 @@
-"""Old and foreign launches to profiles: command lines, shell scripts, compose files, Python, SGLang. Runs nothing."""
+"""Old and foreign launches to profiles: commands, scripts, containers, Python. Runs nothing."""

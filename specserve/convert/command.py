@@ -6,13 +6,13 @@ Source: SpeculativeConfig, vllm/config/speculative.py, 0.26 to 0.33.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.arguments import Setting, command_settings, place_of, said_twice
 from specserve.convert.launch import invocation
-from specserve.convert.options import argument_names, option_strings, options
+from specserve.convert.options import option_strings, options
 from specserve.convert.words import UNKNOWN, argv_words, finding, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
@@ -26,7 +26,7 @@ from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
-from specserve.vllm.arguments import VllmTable, flag_of
+from specserve.vllm.arguments import VllmTable
 from specserve.vllm.replacements import ARGUMENTS
 from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import newest, newest_in, table
@@ -78,8 +78,8 @@ def profile_of(
     found: list[Finding] = []
     folder = Path.cwd()
     given = command_settings(start.words, options(), folder=folder, found=found, unresolved=found)
-    names = argument_names()
-    found += _unknown([given.pop(name) for name in [*given] if name not in names], names)
+    strangers = [one for one in given.values() if one.argument is None and one.name != "model"]
+    found += _unknown([given.pop(one.name) for one in strangers])
     secrets = [setting.node.span for setting in given.values() if setting.name in _SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     for span in secrets:
@@ -108,14 +108,14 @@ def profile_of(
     )
 
 
-def _unknown(settings: Sequence[Setting], known: Collection[str]) -> list[Finding]:
+def _unknown(settings: Sequence[Setting]) -> list[Finding]:
     """One finding about the options that vLLM no longer has, one for each that it never had."""
     found = []
     removed = [setting for setting in settings if setting.name in ARGUMENTS]
     for setting in settings:
         if setting not in removed:
-            guess = did_you_mean(setting.name, known)
-            help = f"did you mean `{flag_of(guess)}`?" if guess else None
+            guess = did_you_mean(setting.written, options())
+            help = f"did you mean `{guess}`?" if guess else None
             text = f"vLLM has no option {quoted(setting.written)}"
             found.append(finding("SD102", text, setting.place, help=help))
     if removed:

@@ -1,4 +1,4 @@
-"""Containers in YAML: compose files, manifests of Kubernetes, and scripts that stand in other YAML."""
+"""Containers in YAML: compose files, manifests of Kubernetes, and scripts in other YAML."""
 
 from __future__ import annotations
 
@@ -29,30 +29,73 @@ _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )"
 _SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-\S+ (?:\w+ )?)*?-[a-z]*c ")
 _COMMAND = ("entrypoint", "command", "args")
 _READ = (
-    "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name", "gpus",
+    "image",
+    *_COMMAND,
+    "environment",
+    "env",
+    "ports",
+    "volumes",
+    "volumeMounts",
+    "name",
+    "container_name",
+    "gpus",
     "storageUri",
-)  # fmt: skip
+)
 _PASSED = (
-    "apiVersion", "kind", "metadata", "spec", "template", "containers", "selector", "status", "services", "version",
-    "leaderWorkerTemplate", "leaderTemplate", "workerTemplate", "size", "model", "name", "volumes", "items",
-    "predictor", "servingEngineSpec", "modelSpec",
-)  # fmt: skip
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+    "template",
+    "containers",
+    "selector",
+    "status",
+    "services",
+    "version",
+    "leaderWorkerTemplate",
+    "leaderTemplate",
+    "workerTemplate",
+    "size",
+    "model",
+    "name",
+    "volumes",
+    "items",
+    "predictor",
+    "servingEngineSpec",
+    "modelSpec",
+)
 """The keys of what lies around a container that are read, or say nothing by themselves."""
 _FILLED = (
-    "dnsPolicy", "schedulerName", "terminationMessagePath", "terminationMessagePolicy", "imagePullPolicy",
-    "enableServiceLinks", "preemptionPolicy", "priority", "progressDeadlineSeconds", "revisionHistoryLimit",
-    "restartPolicy", "terminationGracePeriodSeconds", "serviceAccount", "nodeName",
-)  # fmt: skip
+    "dnsPolicy",
+    "schedulerName",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    "imagePullPolicy",
+    "enableServiceLinks",
+    "preemptionPolicy",
+    "priority",
+    "progressDeadlineSeconds",
+    "revisionHistoryLimit",
+    "restartPolicy",
+    "terminationGracePeriodSeconds",
+    "serviceAccount",
+    "nodeName",
+)
 """The keys that a cluster fills in."""
 _SCRIPT = re.compile(r"^(run|script|command|cmd|.*\.sh)$")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-_LABELS = re.compile(r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I)
-"""Labels of nodes that name their GPUs: GKE's, EKS's, those of NVIDIA's operator, of Karpenter and CoreWeave."""
+_LABELS = re.compile(
+    r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I
+)
+"""Labels of nodes that name their GPUs: of GKE, EKS, NVIDIA's operator, Karpenter, CoreWeave."""
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
 def containers(text: str, *, file: str) -> list[Launch]:
-    """Every engine that a YAML file starts. Raises UsageError for what is not YAML, or a form that is not read."""
+    """Every engine that a YAML file starts.
+
+    Raises UsageError for what is not YAML, or a form that is not read.
+    """
     helm = UsageError(
         f"`{file}` contains Helm values or templates, which specserve cannot read",
         hint="render the chart with `helm template`, and convert the manifest that it prints",
@@ -79,7 +122,9 @@ def containers(text: str, *, file: str) -> list[Launch]:
         return [given]
     if not found:  # SkyPilot's `run`, a script in a ConfigMap
         mappings = [mapping for root in documents for _, _, mapping in _mappings(root)]
-        held = dict(item for root in documents if isinstance(root, dict) for item in _environment(root))
+        held = dict(
+            item for root in documents if isinstance(root, dict) for item in _environment(root)
+        )
         known = {name: word.text for name, word in held.items() if not UNKNOWN.search(word.text)}
         for key, word in (item for mapping in mappings for item in mapping.items()):
             if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
@@ -93,19 +138,22 @@ def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
     found = []
     for container, texts in forms.described(root, documents):
         around = (at(root, "servingEngineSpec"), at(root, "spec"), at(root, "spec", "predictor"))
-        parents = (root, *(part for part in around if isinstance(part, dict))) if any(around) else ()
+        parents = (
+            (root, *(part for part in around if isinstance(part, dict))) if any(around) else ()
+        )
         for given in _started("modelSpec", parents, container, documents):
             is_named = given.image and given.image.text != forms.UNSAID
             given.image = given.image if is_named else None
             given.unresolved += [
-                finding("SD105", text, given.place, help="write it as keys of the profile") for text in texts
+                finding("SD105", text, given.place, help="write it as keys of the profile")
+                for text in texts
             ]
             found.append(given)
     return found
 
 
 def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
-    """vLLM's own file of arguments, which `vllm serve --config` takes: flags as keys, the model among them."""
+    """vLLM's own file of arguments, as `vllm serve --config` takes it: flags as keys."""
     tree = parse(text.encode(), file=file)[0] if len(documents) == 1 else None
     words, known = words_of(tree) if tree else [], options()
     flags = [word.text.replace("_", "-") for word in words if word.text.startswith("--")]
@@ -114,7 +162,7 @@ def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
-    """The documents as dictionaries, lists and words: each scalar as it is written, with its place."""
+    """The documents as dictionaries, lists and words: each scalar as written, with its place."""
     builder, reason = Builder(file), ""
     try:
         roots = list(builder.documents(text))
@@ -134,7 +182,9 @@ def _plain(node: Node, lines: list[str]) -> Any:
     if node.value is None:
         return None
     span, text = node.span, str(node.value) if node.raw is None else node.raw
-    if lines[span.line - 1][span.column - 1 :].startswith((">", "|")):  # a block begins on the line below
+    if lines[span.line - 1][span.column - 1 :].startswith(
+        (">", "|")
+    ):  # a block begins on the line below
         span = Span(span.file, span.line + 1, span.column, span.end_line, span.end_column)
     return Word(text, span)
 
@@ -154,7 +204,10 @@ def _mappings(
 
 
 def _started(
-    key: str, parents: tuple[Mapping[str, Any], ...], mapping: Mapping[str, Any], documents: list[Any]
+    key: str,
+    parents: tuple[Mapping[str, Any], ...],
+    mapping: Mapping[str, Any],
+    documents: list[Any],
 ) -> list[Launch]:
     """What a container starts; nothing if the mapping is not a container of an engine."""
     image = mapping.get("image")
@@ -166,7 +219,9 @@ def _started(
     uri = at(root, "spec", "model", "uri") if is_llm else mapping.get("storageUri")
     uri = uri if isinstance(uri, Word) else None
     named = isinstance(image, Word) and is_image(_VARIABLE.sub(r"\1", _compose(image.text)))
-    is_other = not (named or STARTS.search(text) or uri) or not (image is None or isinstance(image, Word))
+    is_other = not (named or STARTS.search(text) or uri) or not (
+        image is None or isinstance(image, Word)
+    )
     if is_other or key == "initContainers":
         return []
     shell = bool(_SHELL.search(text))
@@ -181,7 +236,9 @@ def _started(
             )
             text = text if shell else _VARIABLE.sub(lambda found: unknown(found[1]), text)
         text = forms.filled(text, root)
-        return Word(text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span)
+        return Word(
+            text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span
+        )
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
     command: list[Word] = []
@@ -195,18 +252,27 @@ def _started(
     found = Launch("vllm", place, env=env, is_contained=True)
     found.name = key if is_compose else name.text if isinstance(name, Word) else ""
     found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
-    found.mounts = [mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)]
+    found.mounts = [
+        mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)
+    ]
     _add_surroundings(found, parents, mapping, documents)
     held = resolved(image) if image else None
     if image and held and held.text != image.text and "$" in image.text:
-        found.notes.append(Note("", f"the image `{held.text}` is the default of a variable", image.span.line))
+        found.notes.append(
+            Note("", f"the image `{held.text}` is the default of a variable", image.span.line)
+        )
     if not uri:
         return in_container(held, command, None, found)
     return _of_uri(uri, held, command, found, at(root, "spec", "model", "name") if is_llm else None)
 
 
-def _of_uri(uri: Word, image: Word | None, command: list[Word], found: Launch, served: Any) -> list[Launch]:
-    """What a container of KServe starts, whose model is named by its address. `served`: the name it is served under."""
+def _of_uri(
+    uri: Word, image: Word | None, command: list[Word], found: Launch, served: Any
+) -> list[Launch]:
+    """What a container of KServe starts, whose model is named by its address.
+
+    `served`: the name it is served under.
+    """
     of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
     if of_hub:
         found.mounts.append((of_hub, "/mnt/models"))  # where KServe puts it
@@ -220,8 +286,12 @@ def _of_uri(uri: Word, image: Word | None, command: list[Word], found: Launch, s
             else:
                 text = f"KServe copies the model from {quoted(uri.text)}"
                 place = replace(uri.span, path="target.model")
-                given.unresolved.append(finding("SD105", text, place, help="write the path of its copy here"))
-        if isinstance(served, Word) and not any(word.text.startswith("--served") for word in given.words):
+                given.unresolved.append(
+                    finding("SD105", text, place, help="write the path of its copy here")
+                )
+        if isinstance(served, Word) and not any(
+            word.text.startswith("--served") for word in given.words
+        ):
             given.words += [Word("--served-model-name", served.span), served]
     return made
 
@@ -238,7 +308,7 @@ def _listed(value: Any) -> list[Word]:
 
 
 def _ports(value: Any) -> Iterator[Word]:
-    """Compose's `9000:8000` and `{published, target}`; a `containerPort` of Kubernetes opens nothing."""
+    """Compose's `9000:8000` and `{published, target}`; a `containerPort` opens nothing."""
     for item in forms.items(value):
         if isinstance(item, Word):
             yield item
@@ -247,10 +317,12 @@ def _ports(value: Any) -> Iterator[Word]:
 
 
 def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
-    """The mounts of a container as `HOST:CONTAINER`; a volume by name has its name for the host's folder."""
+    """The mounts of a container as `HOST:CONTAINER`; a named volume has its name for the folder."""
     pod = forms.items(parents[-1].get("volumes")) if parents else []
     folders = {text_at(item, "name"): text_at(item, "hostPath", "path") for item in pod}
-    for item in (item for key in ("volumes", "volumeMounts") for item in forms.items(mapping.get(key))):
+    for item in (
+        item for key in ("volumes", "volumeMounts") for item in forms.items(mapping.get(key))
+    ):
         inside = text_at(item, "mountPath") or text_at(item, "target")
         if isinstance(item, Word):
             yield item.text
@@ -276,12 +348,17 @@ def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
 
 
 def _add_surroundings(
-    found: Launch, parents: tuple[Mapping[str, Any], ...], mapping: Mapping[str, Any], documents: list[Any]
+    found: Launch,
+    parents: tuple[Mapping[str, Any], ...],
+    mapping: Mapping[str, Any],
+    documents: list[Any],
 ) -> None:
-    """GPUs, nodes and labels, and what is left out: other keys around the container, other services and documents."""
+    """GPUs, nodes and labels, and what is left out: other keys, services and documents."""
     devices = at(mapping, "deploy", "resources", "reservations", "devices")
     ids, held = _listed(at(devices, "device_ids")), at(devices, "count") or mapping.get("gpus")
-    limits = [at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS]
+    limits = [
+        at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS
+    ]
     found.devices = next((item for item in (held, *limits) if isinstance(item, Word)), None)
     if ids:
         found.devices = Word("device=" + ",".join(word.text for word in ids), ids[0].span)
@@ -325,7 +402,7 @@ def _more_than_gpus(value: Any) -> bool:
 
 
 def _compose(text: str) -> str:
-    """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` its default, since nobody sets X."""
+    """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` the default."""
 
     def value(match: re.Match[str]) -> str:
         kept = {"-": match[3], "+": ""}

@@ -23,9 +23,15 @@ _OF_IMAGE = re.compile(
 """Variables that the images of vLLM and NVIDIA set themselves."""
 _OF_CHART = ("enableLoRA", "enableTool", "toolCallParser", "chatTemplate")
 _OF_CONFIG = (
-    "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize",
-    "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
-)  # fmt: skip
+    "enableChunkedPrefill",
+    "enablePrefixCaching",
+    "maxModelLen",
+    "dtype",
+    "tensorParallelSize",
+    "maxNumSeqs",
+    "gpuMemoryUtilization",
+    "maxLoras",
+)
 _FLAGS = {"enableLoRA": "--enable-lora", "enableTool": "--enable-auto-tool-choice"}
 
 
@@ -76,24 +82,29 @@ def _inspected(root: Mapped, config: Mapped) -> Mapped:
     chosen = ",".join(word.text for word in items(at(request, "DeviceIDs")))
     texts = {
         "gpus": f"device={chosen}" if chosen else text_at(request, "Count").replace("-1", "all"),
-        "shm_size": text_at(host, "ShmSize"), "ipc": text_at(host, "IpcMode"),
+        "shm_size": text_at(host, "ShmSize"),
+        "ipc": text_at(host, "IpcMode"),
         "container_name": text_at(root, "Name").lstrip("/"),
-    }  # fmt: skip
+    }
     place, unset = config["Image"].span, ("", "0", "private", "67108864")
     named = [word for word in items(config.get("Env")) if isinstance(word, Word)]
     return {
-        "image": config["Image"], "entrypoint": config.get("Entrypoint"), "command": config.get("Cmd"),
+        "image": config["Image"],
+        "entrypoint": config.get("Entrypoint"),
+        "command": config.get("Cmd"),
         "environment": [word for word in named if not _OF_IMAGE.fullmatch(word.text.split("=")[0])],
         "volumes": [
             Word(f"{text_at(one, 'Source')}:{text_at(one, 'Destination')}", place)
-            for one in items(root.get("Mounts")) if text_at(one, "Type") == "bind"
+            for one in items(root.get("Mounts"))
+            if text_at(one, "Type") == "bind"
         ],
         "ports": [
             Word(f"{text_at(one, 'HostPort')}:{port}", place)
-            for port, hosts in pairs(at(host, "PortBindings")) for one in items(hosts)
+            for port, hosts in pairs(at(host, "PortBindings"))
+            for one in items(hosts)
         ],
         **{key: Word(text, place) for key, text in texts.items() if text not in unset},
-    }  # fmt: skip
+    }
 
 
 def _charted(spec: Mapped) -> tuple[Mapped, list[str]]:
@@ -117,36 +128,56 @@ def _charted(spec: Mapped) -> tuple[Mapped, list[str]]:
             elif held is config:
                 words.append(Word(f"--no-{spelled}", value.span))
     words += [word for word in items(config.pop("extraArgs", None)) if isinstance(word, Word)]
-    env = [*items(rest.get("env")), *([{"name": Word("HF_TOKEN", place), "valueFrom": {}}] if token else [])]
+    env = [
+        *items(rest.get("env")),
+        *([{"name": Word("HF_TOKEN", place), "valueFrom": {}}] if token else []),
+    ]
     image = f"{text_at(spec, 'repository') or UNSAID}:{text_at(spec, 'tag')}".rstrip(":")
     gpus = {text_at(spec, "requestGPUType") or "nvidia.com/gpu": rest.pop("requestGPU", None)}
-    rest |= {"image": Word(image, place), "command": words, "env": env, "resources": {"limits": gpus}}
-    open_keys = [f"vllmConfig.{key}" for key in config if key not in ("v0", "v1")]  # vLLM has one engine
+    rest |= {
+        "image": Word(image, place),
+        "command": words,
+        "env": env,
+        "resources": {"limits": gpus},
+    }
+    open_keys = [
+        f"vllmConfig.{key}" for key in config if key not in ("v0", "v1")
+    ]  # vLLM has one engine
     open_keys += [key for key in ("lmcacheConfig", "raySpec") if key in spec]
     left = {key: value for key, value in rest.items() if key not in ("repository", "tag")}
-    return left, [f"what the chart of its version makes of `{key}` is not in the source" for key in open_keys]
+    return left, [
+        f"what the chart of its version makes of `{key}` is not in the source" for key in open_keys
+    ]
 
 
 def _predicted(root: Mapped, model: Mapped, documents: list[Any]) -> list[tuple[Mapped, list[str]]]:
-    """The container of a KServe service: its model over its runtime's, if that is in the file too."""
+    """The container of a KServe service: its model over its runtime's, if the file has that."""
     name, place = text_at(model, "runtime"), root["kind"].span
     runtimes = [
-        container for one in documents for container in items(at(one, "spec", "containers"))
-        if text_at(one, "kind").endswith("ServingRuntime") and text_at(one, "metadata", "name") == name
+        container
+        for one in documents
+        for container in items(at(one, "spec", "containers"))
+        if text_at(one, "kind").endswith("ServingRuntime")
+        and text_at(one, "metadata", "name") == name
         if isinstance(container, dict)
-    ]  # fmt: skip
+    ]
     if not runtimes and "vllm" not in f"{name} {text_at(model, 'modelFormat', 'name')}".lower():
         return []
     runtime = runtimes[0] if runtimes else {"image": Word(UNSAID, place)}
-    made = {key: value for key, value in model.items() if key not in ("modelFormat", "runtime", "version")}
+    made = {
+        key: value
+        for key, value in model.items()
+        if key not in ("modelFormat", "runtime", "version")
+    }
     for key in ("args", "env"):
         made[key] = [*items(runtime.get(key)), *items(model.get(key))]
-    text = f"the source does not say the options of its ServingRuntime, `{name}`: convert them in one file"
+    text = f"the source does not say the options of its ServingRuntime, `{name}`"
+    text += ": convert them in one file"
     return [({**runtime, **made}, [] if runtimes else [text])]
 
 
 def filled(text: str, root: Mapped) -> str:
-    """A text of KServe with its service's name in its templates; a mark for what it does not say."""
+    """A text of KServe with its service's name in its templates; a mark for what is not said."""
 
     def value(found: re.Match[str]) -> str:
         is_known = found[1] == "Name" and text_at(root, "kind").endswith("InferenceService")

@@ -18,17 +18,32 @@ from specserve.profile.values import Node
 from specserve.vllm.arguments import VllmTable
 
 _PATHS = (
-    "model", "tokenizer", "chat_template", "download_dir", "hf_config_path", "generation_config", "lora_modules",
-    "speculative_config", "allowed_local_media_path", "tool_parser_plugin", "reasoning_parser_plugin", "ssl_keyfile",
-    "ssl_certfile", "ssl_ca_certs", "load_format_config",
-)  # fmt: skip
+    "model",
+    "tokenizer",
+    "chat_template",
+    "download_dir",
+    "hf_config_path",
+    "generation_config",
+    "lora_modules",
+    "speculative_config",
+    "allowed_local_media_path",
+    "tool_parser_plugin",
+    "reasoning_parser_plugin",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "load_format_config",
+)
 """The arguments whose values may be paths."""
 _PATH = re.compile(r"(^|[=:])(/[^,;\s\"'{}]*|[\w./-]+\.jinja)$")
 _SIZE = re.compile(r"\d+gb")
 
 
 def on_host(given: Launch, table: VllmTable) -> Launch:
-    """The launch with the host's paths. A path that only the container has is an error, of a cache a note."""
+    """The launch with the host's paths.
+
+    A path that only the container has is an error, of a cache a note.
+    """
     if not given.is_contained:
         return _with_note(replace(given, settings=_from_folder(given)), given.left_out)
     settings, notes, unresolved = dict(given.settings), list(given.notes), list(given.unresolved)
@@ -49,20 +64,28 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
                 said = f"it is {quoted(found[2])} in the source's container"
                 notes.append(Note(path, said, node.span.line))
             return replace(node, value=text, raw=text)
-        text, span = f"{quoted(found[2])} is a path of the source's container", replace(node.span, path=path)
-        unresolved.append(finding("SD105", f"{text}, not of the host", span, help="write the host's path"))
+        text, span = (
+            f"{quoted(found[2])} is a path of the source's container",
+            replace(node.span, path=path),
+        )
+        unresolved.append(
+            finding("SD105", f"{text}, not of the host", span, help="write the host's path")
+        )
         return node
 
     for name, setting in given.settings.items():
         folder = str(setting.node.value) if name == "download_dir" else ""
         if folder.startswith("/") and not is_on_host(folder):
             text = (
-                f"`{setting.written} {folder}` is left out: the host does not have this path of the container"
+                f"`{setting.written} {folder}` is left out: the host does not have this path of the"
             )
+            text += " container"
             notes.append(Note("", text, setting.place.line))
             del settings[name]
         elif name in _PATHS:
-            settings[name] = replace(setting, node=_each(setting.node, place_of(name, table), mapped))
+            settings[name] = replace(
+                setting, node=_each(setting.node, place_of(name, table), mapped)
+            )
     env = dict(given.env)
     for name, word in given.env.items():
         if word.text.startswith("/"):
@@ -72,7 +95,9 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
             notes.append(Note("", text, word.span.line))
             del env[name]
     left = [
-        f"volume {host}:{path}".replace(" :", " ") for host, path in given.mounts if (host, path) not in used
+        f"volume {host}:{path}".replace(" :", " ")
+        for host, path in given.mounts
+        if (host, path) not in used
     ]
     left += [f"port {word.text}" for word in given.published]
     given = replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
@@ -108,14 +133,16 @@ def _each(node: Node, path: str, change: Callable[[Node, str], Node]) -> Node:
     """A value with each of its texts changed. `path`: where it stands in a profile."""
     if node.mapping is not None:
         items = node.mapping.items()
-        return replace(node, value={key: _each(item, f"{path}.{key}", change) for key, item in items})
+        return replace(
+            node, value={key: _each(item, f"{path}.{key}", change) for key, item in items}
+        )
     if isinstance(node.value, list):
         return replace(node, value=[_each(item, path, change) for item in node.value])
     return change(node, path) if isinstance(node.value, str) else node
 
 
 def with_file_of_arguments(given: Launch) -> Launch:
-    """The launch with the host's path of its `--config`; what only its container has is unresolved."""
+    """The launch with the host's path of its `--config`; what its container has is unresolved."""
     words, unresolved = list(given.words), list(given.unresolved)
     at = next((at for at, word in enumerate(words[:-1]) if word.text == "--config"), None)
     if at is None or not given.is_contained:
@@ -124,7 +151,9 @@ def with_file_of_arguments(given: Launch) -> Launch:
     words[at + 1] = replace(word, text=on_hosts_path(word.text, given.mounts))
     if words[at + 1] == word:
         text = f"the source's container has its arguments in {quoted(readable(word.text))}"
-        unresolved.append(finding("SD105", text, word.span, help="write them as keys of the profile"))
+        unresolved.append(
+            finding("SD105", text, word.span, help="write them as keys of the profile")
+        )
         del words[at : at + 2]
     return replace(given, words=words, unresolved=unresolved)
 
@@ -142,12 +171,16 @@ def _mount_of(path: str, mounts: list[tuple[str, str]]) -> tuple[str, str] | Non
 
 
 def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
-    """Fills `hardware` from the container's GPUs and nodes, and from the nodes of vLLM's own executor."""
+    """Fills `hardware` from the container's GPUs and nodes, and from those of vLLM's executor."""
     engine, target = sections.get("engine", {}), sections["target"]
     hardware = dict(sections.get("hardware", {}))
     nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
-    world = count_of(target.get("tensor_parallel_size")) * count_of(target.get("pipeline_parallel_size"))
-    is_other = count_of(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
+    world = count_of(target.get("tensor_parallel_size")) * count_of(
+        target.get("pipeline_parallel_size")
+    )
+    is_other = count_of(engine.get("data_parallel_size")) > 1 or (
+        executor and executor.value == "ray"
+    )
     if given.devices:
         listed = re.search(r"device=([\w,-]+)", given.devices.text)
         text = str(len(listed[1].split(","))) if listed else given.devices.text
@@ -160,10 +193,14 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
             hardware["accelerator"] = Node(name, given.accelerator.span)
             yield Note("hardware.accelerator", f"the source says {quoted(given.accelerator.text)}")
         else:
-            text = f"specserve does not know the accelerator {quoted(given.accelerator.text)} of the source"
+            named = quoted(given.accelerator.text)
+            text = f"specserve does not know the accelerator {named} of the source"
             yield Note("", text, given.accelerator.span.line)
     if nodes and count_of(nodes) > 1 and world % count_of(nodes) == 0 and not is_other:
-        hardware |= {"count": Node(world // count_of(nodes), nodes.span), "nodes": engine.pop("nnodes")}
+        hardware |= {
+            "count": Node(world // count_of(nodes), nodes.span),
+            "nodes": engine.pop("nnodes"),
+        }
         rank = engine.pop("node_rank", None)
         command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `{command}`"
@@ -173,7 +210,7 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
 
 
 def accelerator_of(label: str) -> str | None:
-    """The name in the catalogue for a label such as `nvidia-h100-80gb` or `NVIDIA-A100-SXM4-80GB`."""
+    """The name in the catalogue for a label such as `nvidia-h100-80gb`."""
     if label == "nvidia-tesla-a100":  # GKE's name for the smaller one
         return "A100-40GB"
     words = re.split(r"[-_ ]", re.sub(r"(\d) (gb)", r"\1\2", label.lower()))

@@ -30,11 +30,10 @@ STARTS = re.compile(
 _PROGRAM = re.compile(
     r"(([^ ]*/)?vllm serve |-m vllm(\.entrypoints\.cli\.main)? serve "
     r"|-m vllm\.entrypoints\.(openai\.)?api_server |[^ ]*entrypoints/(openai/)?api_server\.py )"
-    r"|-m sglang\.launch_server |([^ ]*/)?sglang (serve|launch_server) |([^ ]*/)?launch_server\.py ".replace(
-        " ", "\0"
-    )
+    r"|-m sglang\.launch_server |([^ ]*/)?sglang (serve|launch_server) "
+    r"|([^ ]*/)?launch_server\.py ".replace(" ", "\0")
 )
-"""The words that name an engine's program, each with a zero byte behind it; the first group is vLLM's."""
+"""The words that name a program, each with a zero byte behind it; the first group is vLLM's."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _RUN = re.compile(r"(container )?(run|create)\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
@@ -89,7 +88,7 @@ class Launch:
     image: Word | None = None
     """The container's image, its tag included."""
     mounts: list[tuple[str, str]] = field(default_factory=list)
-    """Folders of the host and their paths in the container; no host's folder for a volume by name."""
+    """Folders of the host and their paths in the container; a named volume has no folder."""
     devices: Word | None = None
     """Its GPUs, as `--gpus` takes them: `all`, `2`, `device=0,1`."""
     accelerator: Word | None = None

@@ -1,4 +1,4 @@
-"""The launch of a vLLM that runs: of a process here by its arguments, of a server by what its API and metrics tell."""
+"""The launch of a vLLM that runs: of a process by its arguments, of a server by what it tells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _PLACE = Span(COMMAND, 1, 1, 1, 2)
 _INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
 _VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_OF_CACHE = {"cache_dtype": "--kv-cache-dtype", "gpu_memory_utilization": "--gpu-memory-utilization"}
+_OF_CACHE = {
+    "cache_dtype": "--kv-cache-dtype",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+}
 _OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
 """What decides most of a server, and no endpoint tells."""
 
@@ -32,7 +35,7 @@ _OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
 def of_process(pid: int) -> Launch:
     """The launch of a process by its arguments, environment and folder.
 
-    Raises UsageError for one that starts no vLLM, FactError for one that ended or is another user's.
+    Raises UsageError for one that starts no vLLM, FactError for one that ended or is not ours.
     """
     try:
         process = psutil.Process(pid)
@@ -50,10 +53,16 @@ def of_process(pid: int) -> Launch:
     except (psutil.AccessDenied, PermissionError) as error:
         hint = "run `specserve convert` as its user"
         raise FactError(f"process {pid} is another user's", hint=hint) from error
-    kept = {name: Word(value, _PLACE) for name, value in environ.items() if OF_AN_ENGINE.match(name)}
-    text = f"{len(environ) - len(kept)} variables that no engine reads, by their names, are left out"
+    kept = {
+        name: Word(value, _PLACE) for name, value in environ.items() if OF_AN_ENGINE.match(name)
+    }
+    text = (
+        f"{len(environ) - len(kept)} variables that no engine reads, by their names, are left out"
+    )
     given, notes = found[0], [*found[0].notes, Note("", text)]
-    given = replace(given, env={**kept, **given.env}, folder=folder, is_contained=is_contained, notes=notes)
+    given = replace(
+        given, env={**kept, **given.env}, folder=folder, is_contained=is_contained, notes=notes
+    )
     return with_settings(given, folder=Path(folder))
 
 
@@ -72,8 +81,12 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     bases = {name: one for name, one in models.items() if not one.get("parent")}
     told = [*models, *(str(one.get("root")) for one in models.values())]
     is_vllms = all(one.get("owned_by") == "vllm" for one in bases.values())
-    if not (bases and is_vllms) or any(text.startswith("-") for text in told):  # it must add no option
-        raise UsageError(f"the server at {url} is not vLLM's", hint="`convert` can ask no other server")
+    if not (bases and is_vllms) or any(
+        text.startswith("-") for text in told
+    ):  # it must add no option
+        raise UsageError(
+            f"the server at {url} is not vLLM's", hint="`convert` can ask no other server"
+        )
     first, about = next(iter(bases.items()))
     root, longest = str(about.get("root") or first), about.get("max_model_len")
     words = ["vllm", "serve", root]
@@ -86,7 +99,9 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
         words += ["--port", str(where.port)]
     if where.hostname in ("127.0.0.1", "::1", "localhost"):
         words += ["--host", "127.0.0.1"]  # on what else it listens is not seen from here
-    if adapters := [f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")]:
+    if adapters := [
+        f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")
+    ]:
         words += ["--enable-lora", "--lora-modules", *adapters]
     words += _of_cache(text)
     version = _VERSION.search(text)
@@ -99,7 +114,8 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     else:
         if counts := [len(one.accepted_per_position) for one in metrics.acceptance.values()]:
             words += ["--speculative-config", json.dumps({"num_speculative_tokens": max(counts)})]
-            what = f"the server speculates with K = {max(counts)}; it does not tell its method and draft"
+            what = f"the server speculates with K = {max(counts)}; it does not tell its method"
+            what += " and draft"
             said.append((what, "speculation.method"))
     for message, path in said:
         help = "write what its command has, as keys of the profile"
@@ -112,7 +128,15 @@ def _of_cache(text: str) -> list[str]:
     """The options that the labels of the cache's metric tell."""
     info = _INFO.search(text)
     cache = dict(_LABEL.findall(info[1])) if info else {}
-    told = [f"{flag}={cache[name]}" for name, flag in _OF_CACHE.items() if cache.get(name, "auto") != "auto"]
+    told = [
+        f"{flag}={cache[name]}"
+        for name, flag in _OF_CACHE.items()
+        if cache.get(name, "auto") != "auto"
+    ]
     if cache.get("user_specified_block_size") == "True":
         told.append(f"--block-size={cache.get('block_size')}")
-    return [*told, "--no-enable-prefix-caching"] if cache.get("enable_prefix_caching") == "False" else told
+    return (
+        [*told, "--no-enable-prefix-caching"]
+        if cache.get("enable_prefix_caching") == "False"
+        else told
+    )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from specserve.vllm.arguments import Argument, VllmTable
-from specserve.vllm.facts import merged
 from specserve.vllm.versions import known_versions, table
 
 
@@ -34,9 +33,3 @@ def options() -> Mapping[str, tuple[Argument, bool]]:
         for version in known_versions()
         for flag, meaning in option_strings(table(version)).items()
     }
-
-
-def argument_names() -> frozenset[str]:
-    """The names of the engine and server arguments that a known version has."""
-    data = merged("arguments")
-    return frozenset((*data["engine"], *data["frontend"]))

@@ -27,7 +27,9 @@ from specserve.vllm.versions import newest
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(|^import \w+$", re.M)
-_YAML = re.compile(r"^[ \t{-]*\"?(image|services|apiVersion|Config|servingEngineSpec|model)\"?[ \t]*:", re.M)
+_YAML = re.compile(
+    r"^[ \t{-]*\"?(image|services|apiVersion|Config|servingEngineSpec|model)\"?[ \t]*:", re.M
+)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 
 
@@ -56,17 +58,16 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
         "SGLang's launch_server"
     )
     if STARTS.search(text):
-        hint = (
-            "a command in a here-document, a list, a guide or other text is not read: convert it separately"
-        )
+        hint = "a command in a here-document, a list, a guide or other text is not read: "
+        hint += "convert it separately"
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
 def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str]:
-    """The launch to convert, with a note that names the others, and the name of the text it comes from.
+    """The launch to convert, with a note that names the others, and the name of its text.
 
-    `source`: a command line, or one word: a file, or `-` for stdin. `pick`: the launch by its name or its number
-    from 1. Raises UsageError and FactError.
+    `source`: a command line, or one word: a file, or `-` for stdin. `pick`: the launch by its name
+    or its number from 1. Raises UsageError and FactError.
     """
     if len(source) > 1:
         return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line"
@@ -77,14 +78,19 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
     found = read(text, file=file, folder=folder)
     names = [f"{number} {_named(given)}" for number, given in enumerate(found, start=1)]
     named = [given for given in found if given.settings.keys() & {"model", "model_path"}] or found
-    chosen = next((given for given in named if any("spec" in name for name in given.settings)), named[0])
+    chosen = next(
+        (given for given in named if any("spec" in name for name in given.settings)), named[0]
+    )
     if pick:
         picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
         if not picked:
-            raise UsageError(f"{quoted(pick)} is no launch of `{file}`", hint=f"it has {', '.join(names)}")
+            raise UsageError(
+                f"{quoted(pick)} is no launch of `{file}`", hint=f"it has {', '.join(names)}"
+            )
         chosen = picked[0]
     if len(found) > 1:
-        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {names[found.index(chosen)]}"
+        this = names[found.index(chosen)]
+        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}"
         note = Note("", f"{said}: `--pick` takes the number or name of another", chosen.place.line)
         chosen = replace(chosen, notes=[note, *chosen.notes])
     return chosen, Path(file).name
@@ -124,7 +130,7 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
 
 
 def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
-    """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
+    """The form that the file's name says, or those that the text looks like, in order."""
     yamls = dict.fromkeys((".yaml", ".yml", ".json"), containers)
     readers = {".py": launches, ".service": units, ".sh": _from_shell, **yamls}
     named = readers.get(Path(file).suffix.lower())
@@ -152,7 +158,12 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
     notes = list(dict.fromkeys(given.notes))
     folder = Path(given.folder) if given.folder else folder
     settings = command_settings(
-        given.words, known, folder=folder, found=found, unresolved=given.unresolved, positional=not sglangs
+        given.words,
+        known,
+        folder=folder,
+        found=found,
+        unresolved=given.unresolved,
+        positional=not sglangs,
     )
     notes += [Note("", finding.message, finding.span.line) for finding in found]
     if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):

@@ -209,8 +209,7 @@ class _Shell:
         """Runs what only a run could choose from, each from the same state under its condition.
 
         The condition of the last may be empty: it runs if none of the others holds, which is
-        `otherwise` in words. What one of them adds to a variable is a mark; what they all begin or
-        end with is certain.
+        `otherwise` in words. What one of them adds to a variable is a mark.
         """
         before, positional, outer = self.variables, self.positional, self.condition
         ends: list[tuple[str, dict[str, Value]]] = []
@@ -432,24 +431,23 @@ class _Shell:
 
 
 def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
-    """One value for those that conditions choose from: what they share, and marks for the rest."""
+    """One value for those that conditions choose from: how all begin, and marks for the rest."""
     values = [value for _, value in ends]
     if all(value == values[0] for value in values[1:]):
         return values[0] or ""
     lists = [value if isinstance(value, list) else _PARTS.findall(value or "") for value in values]
-    first, least = lists[0], min(map(len, lists))
-    head = next((at for at in range(least) if any(one[at] != first[at] for one in lists)), least)
-    left = least - head
-    tail = next(
-        (at for at in range(left) if any(one[-1 - at] != first[-1 - at] for one in lists)), left
+    same = [one[0] for one in zip(*lists, strict=False)]
+    at = next(
+        (at for at, one in enumerate(zip(*lists, strict=False)) if len({*one}) > 1), len(same)
     )
-    rests = [" ".join(item[head : len(item) - tail]) for item in lists]
-    said = [(rest, condition) for rest, (condition, _) in zip(rests, ends, strict=True)]
+    said = [
+        (" ".join(one[at:]), condition) for one, (condition, _) in zip(lists, ends, strict=True)
+    ]
     marks = [mark(rest, condition) for rest, condition in said if rest]
-    if not (head or tail) and all(rests):  # one of several values
+    if not at and all(rest for rest, _ in said):  # one of several values
         which = ", or ".join(f"{rest} if {condition}" for rest, condition in said)
         marks = [mark(f"${name}, which is {which}")]
-    parts = [*first[:head], *marks, *first[len(first) - tail :]]
+    parts = [*same[:at], *marks]
     return parts if any(isinstance(value, list) for value in values) else " ".join(parts)
 
 

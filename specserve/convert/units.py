@@ -40,7 +40,8 @@ def units(text: str, *, file: str) -> list[Launch]:
         text = f"set-up around the launch is left out: {quoted(word.text)}; `render` cannot do it"
         notes.append(Note("", text, word.span.line))
     for word in said.get("EnvironmentFile", []):
-        text = f"the variables in {quoted(word.text.lstrip('-'))} are not read: export them where you start the server"
+        name = quoted(word.text.lstrip("-"))
+        text = f"the variables in {name} are not read: export them where you start the server"
         notes.append(Note("", text, word.span.line))
     folder = next((word.text for word in said.get("WorkingDirectory", [])), "")
     found = []
@@ -54,7 +55,7 @@ def units(text: str, *, file: str) -> list[Launch]:
 
 
 def _lines(text: str, *, file: str) -> Iterator[tuple[str, str, Word]]:
-    """Each setting of a unit with its section; a line that ends in a backslash goes on in the next."""
+    """Each setting of a unit with its section; a line that ends in a backslash goes on."""
     section, whole, start = "", "", 0
     for number, line in enumerate(text.split("\n"), start=1):
         if line.lstrip().startswith(("#", ";")) or (not whole and not line.strip()):
@@ -77,11 +78,13 @@ def _split(line: Word) -> list[Word]:
     try:
         return [Word(part, line.span) for part in shlex.split(line.text)]
     except ValueError as error:
-        raise UsageError(f"line {line.span.line} of `{line.span.file}` cannot be read: {error}") from error
+        raise UsageError(
+            f"line {line.span.line} of `{line.span.file}` cannot be read: {error}"
+        ) from error
 
 
 def _expanded(word: Word, env: dict[str, Word]) -> list[Word]:
-    """A word with the unit's variables: several if it is `$X`. What is set elsewhere stays a mark."""
+    """A word with the unit's variables: several if it is `$X`. What is not set stays a mark."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

@@ -38,7 +38,7 @@ _NAMES = {
 
 
 def mark(text: str, condition: str = "") -> str:
-    """The mark of a text that is not said, or that is there under a condition; no shell splits it."""
+    """The mark of a text that is not said, or is there under a condition; no shell splits it."""
     said = f"{readable(text)}{_IF}{readable(condition)}" if condition else readable(text)
     return f"{OPEN}{said.translate(_SPECIAL)}{CLOSE}"
 
@@ -150,7 +150,7 @@ def json_node(word: Word) -> Node:
 
 
 def repaired_json(text: str) -> str | None:
-    """JSON of `image=4,video=1`, which vLLM once took, or of a Python or YAML mapping; else None."""
+    """JSON of `image=4,video=1`, as vLLM once took it, or of a mapping in Python or YAML."""
     if _PAIRS.fullmatch(text):
         text = f"{{{text.replace('=', ': ')}}}"
     # an alias could grow without bounds; vLLM reads `80m` as a number, YAML as a text
