@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from metrics_server import Script
 
 from specserve.cli.app import _run as run
 from specserve.hardware.host import free_port
@@ -22,8 +24,41 @@ from specserve.serve.files import identity
 from specserve.serve.records import Record, boot_id
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, serving
-from watch_clock import traffic, use_clock
+from metrics_server import Traffic, serving
+
+
+class Clock:
+    """The time of `run(["watch", …])`: it passes only while that waits, and the traffic goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.busy: list[tuple[Script, tuple[float, ...]]] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + 0.001  # a real one is never exact
+        for script, shares in self.busy:
+            for engine in script.engines:
+                for _ in range(round(seconds / 0.02)):
+                    engine.step(200, shares, finished=2)
+        time.sleep(0.001)  # for the threads of the test
+
+
+CLOCK = Clock()
+
+
+@contextmanager
+def traffic(script: Script, shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.3)) -> Iterator[None]:
+    """Steps and finished requests in every engine, until it ends."""
+    CLOCK.busy.append((script, shares))
+    yield
+    CLOCK.busy.clear()
+
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--once", "--window", "4s")
@@ -31,7 +66,8 @@ QUICK = ("--once", "--window", "4s")
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_clock(monkeypatch)
+    monkeypatch.setattr(CLOCK, "now_s", 0.0)
+    monkeypatch.setattr("specserve.measure.watch.watch.time", CLOCK)
 
 
 @pytest.fixture

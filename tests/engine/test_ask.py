@@ -50,12 +50,6 @@ def test_streamed_text_is_the_text(tiny_server: Up) -> None:
     assert acceptance.startswith("acceptance 0.")
 
 
-def test_a_chat_is_asked_for_by_default(tiny_server: Up) -> None:
-    done = ask(tiny_server, "import os", "--max-tokens", "4", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["mode"] in {"chat", "completion"}
-
-
 def test_a_request_that_the_server_refuses(tiny_server: Up) -> None:
     done = ask(tiny_server, "x", "--max-tokens", "100000")
     assert done.returncode == 2

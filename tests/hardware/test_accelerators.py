@@ -1,4 +1,4 @@
-"""Accelerators: names and what they have, machines told by a text, GPUs as the driver lists them."""
+"""Accelerators: names and what they have, machines told by a text, GPUs as the driver lists them, memory of a host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -173,3 +174,80 @@ def test_the_command_lists_what_is_here_and_every_name_with_what_an_estimate_nee
     assert data["cpu"]["accelerator"]["total_bytes"] == this_cpu().accelerator.total_bytes
     assert (rows["H100-80GB"]["bandwidth_bytes_per_s"], rows["H100-80GB"]["flops"]) == (3.35e12, 9.894e14)
     assert rows["DGX-Spark-128GB"]["flops"] is None
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 24 GiB, 18 of them available."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB, available=18 * GIB))
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+CGROUP = "sys/fs/cgroup"
+SERVICE = f"{CGROUP}/system.slice"
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (24, 18)),
+        ({f"{CGROUP}/memory.max": "max\n", f"{CGROUP}/memory.current": "5"}, (24, 18)),
+        ({f"{CGROUP}/memory.max": f"{8 * GIB}\n", f"{CGROUP}/memory.current": f"{3 * GIB}\n"}, (8, 5)),
+        (  # a service: the least limit, and what is free in every group above it
+            {
+                "proc/self/cgroup": "0::/system.slice/specserve.service\n",
+                f"{SERVICE}/memory.max": f"{12 * GIB}",
+                f"{SERVICE}/memory.current": f"{10 * GIB}",
+                f"{SERVICE}/specserve.service/memory.max": f"{6 * GIB}",
+                f"{SERVICE}/specserve.service/memory.current": "0",
+            },
+            (6, 2),
+        ),
+        (  # a job that is full
+            {
+                "proc/self/cgroup": "4:pids:/other\n0::/job/7\n",
+                f"{CGROUP}/job/7/memory.max": f"{4 * GIB}",
+                f"{CGROUP}/job/7/memory.current": f"{5 * GIB}",
+            },
+            (4, 0),
+        ),
+        ({f"{CGROUP}/memory.max": f"{64 * GIB}", f"{CGROUP}/memory.current": f"{2 * GIB}"}, (24, 18)),
+        (  # a node that reports less, as virtual machines do
+            {
+                "proc/self/cgroup": "nonsense\n",
+                "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 18000000 kB\n",
+            },
+            (24, 18),
+        ),
+    ],
+    ids=["no group", "no limit", "container", "service", "full", "limit above", "node"],
+)
+def test_capacity_is_what_the_kernel_or_a_control_group_grants(
+    files: dict[str, str], expected: tuple[int, int], tmp_path: Path
+) -> None:
+    found = this_cpu(root=write(tmp_path, files))
+    assert found.free_bytes is not None
+    assert (found.accelerator.total_bytes, *found.free_bytes) == tuple(GIB * size for size in expected)
+
+
+def test_no_plan_depends_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specserve.plan.host import default_kv_bytes, this_host
+
+    monkeypatch.setattr("specserve.hardware.host.memory_limits", lambda root: [])
+    seen = set()
+    for free in (20, 9, 1):
+        now = SimpleNamespace(total=24 * GIB, available=free * GIB)
+        monkeypatch.setattr("psutil.virtual_memory", lambda now=now: now)
+        assert this_cpu().free_bytes == (free * GIB,)
+        seen.add(
+            (this_cpu().accelerator, assume("cpu").accelerator, default_kv_bytes(this_host().capacity_bytes))
+        )
+    assert len(seen) == 1

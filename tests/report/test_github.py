@@ -1,19 +1,98 @@
-"""Workflow commands: one line each, escaped as the runner unescapes them, at a place that GitHub takes."""
+"""SARIF, valid by the standard's own schema, and workflow commands, which a runner reads back: each at its place.
+
+`schemas/sarif-2.1.0.json` is the schema of OASIS, as the JSON Schema Store (Apache-2.0) carries it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specserve.diagnostics import Finding, Severity, Span
-from specserve.report.formats import github
+from specserve.checks.run import lint
+from specserve.diagnostics import Finding, Related, Report, Severity, Span
+from specserve.report.formats import github, sarif
+from specserve.report.manual import pages
 
+SCHEMA = Path(__file__).parent / "schemas" / "sarif-2.1.0.json"
 AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
 FINDING = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", AT)
+
+
+@lru_cache
+def validator() -> Any:
+    return jsonschema.Draft7Validator(
+        json.loads(SCHEMA.read_text(encoding="utf-8")), format_checker=jsonschema.FormatChecker()
+    )
+
+
+def log(*findings: Finding, **more: Any) -> Any:
+    """The one run of a report, checked by the schema."""
+    content = json.loads(sarif(Report(tuple(findings), **more)))
+    validator().validate(content)
+    (run,) = content["runs"]
+    return run
+
+
+def test_a_run_of_lint_is_valid(write: Callable[..., Path]) -> None:
+    report = lint([str(write("target: {model: a/b, x: 1}\nvllm: 3\nserver: [")), "no-such.yaml"])
+    assert report.findings
+    validator().validate(json.loads(sarif(report)))
+
+
+def test_every_code_has_a_description_for_code_scanning() -> None:
+    findings = [replace(FINDING, code=code) for code in pages()]
+    rules = log(*findings)["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == list(pages())
+    for rule in rules:
+        assert rule["shortDescription"]["text"] and rule["fullDescription"]["text"]
+        assert rule["helpUri"].endswith(f"docs/rules.md#{rule['id'].lower()}-{rule['name']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("a b/ü%.yaml", "a%20b/%C3%BC%25.yaml"),
+        ("a#b?c.yaml", "a%23b%3Fc.yaml"),
+        ("./x/../child.yaml", "child.yaml"),
+        ("no\udcff.yaml", "no%FF.yaml"),
+        ("/elsewhere/a b.yaml", "file:///elsewhere/a%20b.yaml"),
+    ],
+)
+def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, uri: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = log(replace(FINDING, span=replace(AT, file=name)))["results"][0]
+    place = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert place["uri"] == uri
+    assert ("uriBaseId" in place) is not uri.startswith("file:")
+
+
+def test_what_is_no_file_has_a_logical_place_only() -> None:
+    result = log(replace(FINDING, span=Span("-", 3, 1, 3, 2)))["results"][0]
+    assert result["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "-"}]}]
+
+
+@given(
+    text=st.text(),
+    name=st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), max_size=20),
+)
+def test_any_text_gives_a_valid_log(text: str, name: str) -> None:
+    related = (Related(replace(AT, file=f"y{name}"), text), Related(AT))
+    span = replace(AT, file=f"x{name}", path=text)
+    run = log(replace(FINDING, span=span, message=text or "m", label=text, notes=(text,), related=related))
+    assert len(run["results"]) == 1
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The reference pages: up to date with the program, and every key has an example that the program takes."""
+"""The reference pages and the tutorial: up to date with the program, and every key has an example that it takes."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def test_every_key_of_a_section_has_an_example() -> None:
         content = yaml.safe_load(EXAMPLES[name])
         content = content[name] if name else content
         assert set(content[0] if name == "expect" else content) == keys
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "record_tutorial.py"
+
+
+def test_the_tutorial_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "docs/tutorial.md is up to date\n")

@@ -182,10 +182,7 @@ def test_down_signals_no_process_that_the_state_does_not_mean(
     began = identity(bystander.pid)[1]
     assert began
     changes: dict[str, dict[str, Any]] = {
-        "another start time": {
-            "watcher": [bystander.pid, began + 1],
-            "leader": [bystander.pid, began - 1],
-        },
+        "another start time": {"watcher": [bystander.pid, began + 1], "leader": [bystander.pid, began - 1]},
         "another boot": {"watcher": [bystander.pid, began], "boot_id": "earlier"},
         "init": {"watcher": list(identity(1))},
         "everybody": {"watcher": [-1, 1], "leader": [0, 1]},

@@ -47,10 +47,7 @@ def test_it_ends_cleanly_again_and_again(server: Server, way: str, cycle: int) -
 
 @pytest.mark.parametrize(
     ("victim", "cause", "options"),
-    [
-        ("serve", "SIGKILL", ()),
-        ("Worker_TP1", "a worker process .*SIGKILL", TWO_RANKS),
-    ],
+    [("serve", "SIGKILL", ()), ("Worker_TP1", "a worker process .*SIGKILL", TWO_RANKS)],
 )
 def test_kill_9_of_a_process_is_named(
     server: Server, victim: str, cause: str, options: tuple[str, ...]

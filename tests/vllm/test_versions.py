@@ -1,4 +1,4 @@
-"""The known vLLM versions: their tables, version ranges, and the one that is installed."""
+"""The known vLLM versions: their tables and models, version ranges, and the one that is installed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import UsageError
 from specserve.vllm import versions
+from specserve.vllm.registry import registry
 from specserve.vllm.versions import Installed, contains, in_range, judged_versions, known_versions, table
 
 VERSIONS = known_versions()
@@ -177,3 +178,22 @@ def test_without_vllm_or_with_a_mere_folder_of_its_name_there_is_no_installed_ve
     (fresh / "vllm").mkdir()
     versions.installed.cache_clear()
     assert versions.installed() is None
+
+
+@pytest.mark.parametrize("minor", known_versions())
+def test_every_known_version_has_a_registry(minor: str) -> None:
+    known = registry(minor)
+    assert known.classes["LlamaForCausalLM"].traits >= {"pp", "eagle3"}
+    assert known.classes["Eagle3LlamaForCausalLM"].kind == "draft"
+    assert {"deepseek_v3", "MiMoForCausalLM"} <= known.mtp
+    assert sum(item.kind == "text" for item in known.classes.values()) > 100
+
+
+def test_classes_that_came_went_and_learnt_something_are_those_of_their_version() -> None:
+    assert [minor for minor in known_versions() if "MedusaModel" in registry(minor).classes] == [
+        "0.31",
+        "0.32",
+    ]
+    assert [minor for minor in known_versions() if "Step5MTP" in registry(minor).classes] == ["0.33"]
+    granite = [registry(minor).lacks(["GraniteForCausalLM"], "eagle3") for minor in known_versions()]
+    assert granite == [True, False, False]
