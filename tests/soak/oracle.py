@@ -30,7 +30,7 @@ from specserve.checks.oracle import vllm_in  # noqa: E402
 from specserve.checks.oraclechild import CHILD, answers  # noqa: E402
 from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
-from specserve.diagnostics import Severity  # noqa: E402
+from specserve.diagnostics import ProfileVerdict, Report, Severity  # noqa: E402
 from specserve.hardware.accelerators import Machine, assume  # noqa: E402
 from specserve.memory.kv import kv_cache  # noqa: E402
 from specserve.memory.weights import per_gpu, target_weights  # noqa: E402
@@ -75,17 +75,15 @@ def launches(folder: Path) -> Iterator[Launch]:
             yield Launch(kind, case.name, case.lay_out(place), kind == "sound")
 
 
-def outcome(launch: Launch, wanted: CheckOptions) -> tuple[str, str]:
+def outcome(launch: Launch, verdict: ProfileVerdict, report: Report) -> tuple[str, str]:
     """Who refuses the launch, and the words."""
-    profile, problems = examine(str(launch.file), settings=())
-    report = check([(str(launch.file), profile, problems)], wanted=wanted)
-    errors = [item for item in report.findings if item.severity is Severity.ERROR]
-    rules = [f"{item.code} {item.message}" for item in errors if not item.code.startswith("SD5")]
-    (verdict,) = report.verdicts
+    file = str(launch.file)
+    mine = [item for item in report.findings if item.span.file == file and item.severity is Severity.ERROR]
+    rules = [f"{item.code} {item.message}" for item in mine if not item.code.startswith("SD5")]
     judged = verdict.vllm if isinstance(verdict, Checked) else ()
     if not judged:
-        reason = next((item.reason for item in report.skipped if item.group == "vllm"), "")
-        return ("rules, vLLM not asked" if rules else "not asked"), (rules or [reason])[0]
+        reasons = (item.reason for item in report.skipped if (item.profile, item.group) == (file, "vllm"))
+        return ("rules, vLLM not asked" if rules else "not asked"), (rules or [*reasons, ""])[0]
     refused = [item.refused for item in judged if item.refused]
     if refused:
         return ("both" if rules else "vLLM"), f"{refused[0]}{f' / {rules[0]}' if rules else ''}"
@@ -150,8 +148,12 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="soak-oracle-") as name:
-        for launch in launches(Path(name)):
-            who, words = outcome(launch, wanted)
+        all_ = [*launches(Path(name))]
+        report = check(
+            ((str(each.file), *examine(str(each.file), settings=())) for each in all_), wanted=wanted
+        )
+        for launch, verdict in zip(all_, report.verdicts, strict=True):
+            who, words = outcome(launch, verdict, report)
             counts[launch.kind, who] += 1
             wrong += launch.works and who in ("vLLM", "both")
             if who != "not asked" and words and (launch.works or who != "both"):
