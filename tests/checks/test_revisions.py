@@ -18,7 +18,6 @@ from tests.checks.conftest import COMMIT
 from tests.checks.judging import judge, judged, of, places
 
 Load = Callable[[str], Profile]
-PINNED = f"target: {{model: org/t, revision: '{COMMIT}'}}"
 
 
 def quoted(revision: str | None) -> str:

@@ -22,7 +22,6 @@ from tests.models.tiny import CONFIG, safetensors, write_model
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
 
-Write = Callable[..., Path]
 TEXT = """
 target: {model: org/target}
 speculation: {method: draft_model, model: ../models/draft, num_speculative_tokens: 3}

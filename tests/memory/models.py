@@ -24,12 +24,6 @@ LLAMA_1B = LLAMA_8B | {
     "head_dim": 64,
     "tie_word_embeddings": True,
 }
-LLAMA_70B = LLAMA_8B | {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-}
 
 
 def recorded(name: str) -> ModelFacts:
