@@ -22,7 +22,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-_SMALL, _SHORT = 1 << 20, 1 << 18
+_SMALL, _SHORT = 1 << 20, 1 << 14
 """Elements of a tensor, and of a range such as the positions of a rotary embedding."""
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full)
 

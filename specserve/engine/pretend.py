@@ -21,14 +21,16 @@ from typing import Any
 from unittest.mock import MagicMock
 
 _ABSENT = re.compile(
-    r"(cuda|cutlass|deep_gemm|flash_mla|flashinfer|humming|nvidia_cutlass_dsl|quack|ray|tilelang"
-    r"|tokenspeed_mla|torchvision|triton"
+    r"(cuda|cutlass|deep_gemm|flash_mla|flashinfer|humming|nvidia_cutlass_dsl|quack|ray|scipy"
+    r"|tilelang|tokenspeed_mla|torchvision|triton"
     r"|vllm\.(_\w*C|_\w*C_stable_libtorch|cumem_allocator|spinloop|fs_io_C"
     r"|third_party\.deep_gemm|third_party\.flashmla\.flash_mla_interface"
     r"|vllm_flash_attn\._vllm_fa[23]_C|vllm_flash_attn\.cute"
     r"|models\.kimi_k3\.nvidia\.ops\.latent_moe_tail))(\..*)?"
 )
-"""Modules that a GPU machine has and this one may lack: classes of models import them."""
+"""Modules that a GPU machine has and this one may lack, or that compute: models import them."""
+_COMPILER = re.compile(r"torch\._(dynamo|inductor)(\..*)?")
+"""What prepares to compile, which nothing here does; a third of vLLM's imports."""
 _OPERATORS = (
     "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C",
     "_flashmla_C", "_flashmla_extension_C", "_moe_C", "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
@@ -94,7 +96,8 @@ def _stand_in(holder: Any, name: str) -> Any:
     """The `__getattr__` of stand-ins: every name is a class, which is made once."""
     if name.startswith("__"):
         raise AttributeError(name)
-    made = _AbsentType(f"{holder.__name__}.{name}", (), {})
+    kind = _CompilerType if _COMPILER.fullmatch(holder.__name__) else _AbsentType
+    made = kind(f"{holder.__name__}.{name}", (), {})
     setattr(holder, name, made)
     return made
 
@@ -123,6 +126,19 @@ class _AbsentType(type):
         return arguments[0] if is_decorator else cls
 
 
+class _CompilerType(_AbsentType):
+    """The type of stand-ins for the compiler: they may be called, and entered; it has no say."""
+
+    def __call__(cls, *arguments: Any, **_named: Any) -> Any:
+        return next(filter(callable, arguments), cls)
+
+    def __enter__(cls) -> Any:
+        return cls
+
+    def __exit__(cls, *_exception: object) -> None:
+        pass
+
+
 class _Library(types.ModuleType):
     """A library that is there, and in which every name is a class."""
 
@@ -142,7 +158,11 @@ class _TritonConfig:
 
 _DRIVER = types.SimpleNamespace(is_active=_returning(True))
 _TAIL = types.SimpleNamespace(contract=types.SimpleNamespace(max_num_tokens=1))
+_BACKENDS = ("aot_eager", "aot_ts", "cudagraphs", "eager", "inductor", "openxla", "tvm")
 _PARTS: dict[str, dict[str, Any]] = {
+    "torch._dynamo.backends.registry": {"list_backends": _returning(_BACKENDS)},
+    "torch._inductor.config": {"deterministic": False},
+    "scipy": {"__version__": "1.17.0"},  # numba asks for it
     "ray": {"is_initialized": _returning(False)},
     "triton": {"Config": _TritonConfig, "__version__": "3.6.0"},
     "triton.backends": {"backends": {"nvidia": types.SimpleNamespace(driver=_DRIVER)}},
@@ -156,12 +176,12 @@ _PARTS: dict[str, dict[str, Any]] = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the compiled modules and libraries that are not here."""
+    """Finds the compiled modules and libraries that are not here, or not wanted."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not _ABSENT.fullmatch(name):
+        if not (_ABSENT.fullmatch(name) or _COMPILER.fullmatch(name)):
             return None
         return importlib.machinery.ModuleSpec(name, self, origin="stand-in", is_package=True)
 
@@ -183,6 +203,9 @@ def _pretend_torch(gpu: PretendedGpu) -> None:
         multi_processor_count=gpu.multiprocessors,
     )  # fmt: skip
     torch.version.cuda = "13.0"
+    # both ask the compiler, while modules are imported
+    torch.compiler.disable = lambda function=None, **_: function or (lambda inner: inner)
+    torch._library.triton.get_inner_triton_kernels = _returning([])
     torch.Stream = torch.Event = torch.cuda.Stream = torch.cuda.Event = MagicMock
     answers: dict[Any, dict[str, Any]] = {
         torch.cuda: {

@@ -51,17 +51,15 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 text = f"`{name}` has its own place in a profile"
                 yield ArgumentProblem(path, text, f"write it as `{ELSEWHERE[name]}`", "elsewhere")
             elif name in REFUSED:
-                yield ArgumentProblem(
-                    path, f"`{name}` is refused: {REFUSED[name]}", None, "refused"
-                )
+                text = f"`{name}` is refused: {REFUSED[name]}"
+                yield ArgumentProblem(path, text, None, "refused")
             elif argument is None:
                 text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
                 help = _guess(section, name, value, table, len(given))
                 yield ArgumentProblem(path, text, help, "unknown")
             else:
-                is_plugged = given.get(_PLUGS.get(name, ""))
-                argument = argument._replace(known=()) if is_plugged else argument
-                yield from in_value(path, argument, value)
+                plug = given.get(_PLUGS.get(name, ""))
+                yield from in_value(path, argument._replace(known=()) if plug else argument, value)
     for path, block in profile.blocks.items():
         if block.method not in table.methods:
             text = f"vLLM {table.minor} has no method `{block.method}`"
