@@ -54,7 +54,7 @@ def server_lines() -> Iterator[Line]:
     from specserve.checks.doctor import note, ok
     from specserve.serve.records import observe_all
 
-    servers = list(observe_all())
+    servers = observe_all()
     for seen in servers:
         place = f" ({seen.record.url})" if seen.record else ""
         text = f"{seen.name}{place} {seen.state}{f': {seen.detail}' if seen.detail else ''}"

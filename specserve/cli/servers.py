@@ -26,7 +26,7 @@ def ps(*, format: Format = "text") -> None:
     from specserve.report.text import json_document
     from specserve.serve.records import observe_all
 
-    servers = list(observe_all())
+    servers = observe_all()
     if format == "json":
         out(json_document({"servers": servers}))
     elif servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,7 +57,7 @@ def up(
     from specserve.checks.prepare import prepare, refuse_exposed
     from specserve.plan.launch import LaunchOptions
     from specserve.report.findings import StderrNotices
-    from specserve.serve.records import default_name, path_of
+    from specserve.serve.records import path_of
 
     refuse_alone("--detach", detach, name=name)
     hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
@@ -81,6 +82,12 @@ def up(
         serving = {"profile": source.file, "alternative": alternative or ""}
         serving["settings"] = tuple(settings or ())
     start(plan, name=name, format=format, **serving)
+
+
+def default_name(profile_name: str, *, variant: str | None) -> str:
+    """The profile's name, with the variant that is served: both may run at the same time."""
+    text = f"{profile_name}-{variant}" if variant else profile_name
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
 
 
 def start(

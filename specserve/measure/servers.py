@@ -87,7 +87,7 @@ class Running:
         said = [{"role": "user", "content": "Hello"}]
         body = {"model": self.model, "max_tokens": 1, "messages": said}
         with suppress(RequestRefused):
-            return bool(self.client.post("chat/completions", body, model=self.model))
+            return bool(self.client.post("chat/completions", body))
         return False
 
     def run(self, generator: LoadGenerator, block: Block, *, launch: int) -> Pass:
@@ -264,7 +264,7 @@ class Measurement:
             self.on_progress(Progress(text, is_note=True))
             if server.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.kv_cache_tokens
-            yield connect(variant, server.url, check=server.check)
+            yield connect(variant, plan.url, check=server.check)
 
     def send_block(
         self, server: Running, generator: LoadGenerator, block: Block, *, launch: int

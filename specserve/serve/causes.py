@@ -101,12 +101,9 @@ class Cause:
 
     name: str
     message: str
-    hint: str | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the log says it, rather than just ends."""
-        return self.name not in {"last-line", "silent"}
+    hint: str
+    is_known: bool = True
+    """Whether the log says it, rather than just ends."""
 
 
 def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
@@ -183,8 +180,9 @@ def _of_last_line(faults: Sequence[LogLine]) -> Cause:
     for line in reversed(faults):
         if not _CHATTER.search(line.text):
             message = f"the log shows no cause; its last line: {_shortened(line.text)}"
-            return Cause("last-line", message, _LOG_HINT)
-    return Cause("silent", "vLLM printed nothing", "run the command of `specserve plan` by hand")
+            return Cause("last-line", message, _LOG_HINT, is_known=False)
+    hint = "run the command of `specserve plan` by hand"
+    return Cause("silent", "vLLM printed nothing", hint, is_known=False)
 
 
 def _shortened(text: str, limit: int = 400) -> str:
@@ -226,13 +224,13 @@ def died(
         signalled = f"was killed by {signal_name(-exit_code)}"
         how = signalled if exit_code < 0 else f"exited with code {exit_code}"
     if after_s is not None:
-        after = f" after {_duration(after_s)}"
+        after = f" after {round(after_s, 1):g}s"
     return _error(f"vLLM {how}{after}, while {phase}", log_path, phase, exit_code, said=said)
 
 
 def stalled(log_path: Path, phase: str, *, limit_s: float) -> LaunchError:
     """Nothing moved for too long, so it was stopped."""
-    message = f"vLLM made no progress for {_duration(limit_s)} while {phase}: it was stopped"
+    message = f"vLLM made no progress for {round(limit_s, 1):g}s while {phase}: it was stopped"
     hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
     return _error(message, log_path, phase, None, hint=hint)
 
@@ -268,7 +266,3 @@ def _error(
         causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk
         hint=cause.hint,
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"

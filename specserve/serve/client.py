@@ -85,18 +85,13 @@ class Client:
         return None
 
     def post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        most_bytes: int = _SHORT_BYTES,
+        self, path: str, body: Mapping[str, Any], *, most_bytes: int = _SHORT_BYTES
     ) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads.
 
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
-        with self._sent(f"/v1/{path}", body, model=model, most_bytes=most_bytes) as pieces:
+        with self._sent(f"/v1/{path}", body, most_bytes=most_bytes) as pieces:
             answer = json.loads(b"".join(pieces))
             if not isinstance(answer, dict):
                 raise requests.no_api(self._endpoint)
@@ -118,15 +113,13 @@ class Client:
             time.sleep(0.02)
         return None
 
-    def ask(
-        self, prompt: str, *, on_text: OnText, model: str | None = None, **params: float | None
-    ) -> Answer:
+    def ask(self, prompt: str, *, on_text: OnText, **params: float | None) -> Answer:
         """Send one request and hand on its text as it comes: a chat, if the model can do that.
 
         `params`: sampling parameters; None leaves the choice to the server.
         """
         body: dict[str, Any] = {name: value for name, value in params.items() if value is not None}
-        body |= {"model": model or self.first_model(), "stream": True}
+        body |= {"model": self.first_model(), "stream": True}
         body["stream_options"] = {"include_usage": True}
         before = self.metrics()
         try:
@@ -143,10 +136,10 @@ class Client:
 
     def _stream(self, mode: Mode, body: dict[str, Any], on_text: OnText) -> Answer:
         path = "/v1/chat/completions" if mode == "chat" else "/v1/completions"
-        answer, model = Answer(model=body["model"], mode=mode), body["model"]
+        answer = Answer(model=body["model"], mode=mode)
         said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
         started = time.perf_counter()
-        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:
+        with self._sent(path, body, most_bytes=_STREAM_BYTES) as pieces:
             for event in _events(pieces):
                 if "error" in event:
                     why = requests.message_in(json.dumps(event))
@@ -163,8 +156,8 @@ class Client:
                         setattr(answer, name, count)
         answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
         if answer.finish_reason is None:
-            hint = requests.LOG_HINT
-            raise TrafficError("the answer ended without a finish reason", hint=hint)
+            message = "the answer ended without a finish reason"
+            raise TrafficError(message, hint=requests.LOG_HINT)
         return answer
 
     @contextlib.contextmanager
@@ -173,7 +166,6 @@ class Client:
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
-        model: str | None = None,
         most_bytes: int = _SHORT_BYTES,
         limit_s: float | None = None,
     ) -> Iterator[Iterator[bytes]]:
@@ -188,7 +180,7 @@ class Client:
         ) as (status, pieces):
             if not 200 <= status < 300:
                 said = requests.message_in(b"".join(pieces).decode(errors="replace"))
-                raise requests.of_status(self._endpoint, status, said, model=model)
+                raise requests.of_status(self._endpoint, status, said)
             yield pieces
 
 

@@ -90,7 +90,3 @@ class Stopped:
 
 Event = Started | Progress | Ready | Stopping | Stopped
 OnEvent = Callable[[Event], None]
-
-
-def ignore(_event: Event) -> None:
-    """For those who want no news."""

@@ -23,27 +23,16 @@ _OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
-def _stat(pid: int) -> tuple[int, bool]:
-    """When a process started, in clock ticks since the boot (0: there is none), and if it lives.
+def identity(pid: int) -> Process:
+    """A process as a record names it; its start is 0 if it does not live.
 
     Source: proc(5), stat. psutil's time of creation moves when the clock is set.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        fields = text[text.rindex(b")") + 2 :].split()
-        return int(fields[19]), fields[0] not in (b"Z", b"X")
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return pid, 0 if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, ValueError, IndexError):
-        return 0, False
-
-
-def identity(pid: int) -> Process:
-    """A process as a record names it."""
-    return pid, _stat(pid)[0]
-
-
-def is_alive(pid: int, *, since: int) -> bool:
-    """Whether this very process still runs: the start time is the same, and it is not a zombie."""
-    return _stat(pid) == (since, True)
+        return pid, 0
 
 
 def traces(pids: Iterable[int]) -> frozenset[Path]:
@@ -68,7 +57,7 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     """Remove traces that are still there, ours, and used by no living process; returns which."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
-    in_use = traces(pid for pid in psutil.pids() if _stat(pid)[1]) if left else frozenset()
+    in_use = traces(psutil.pids()) if left else frozenset()
     removed = []
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
@@ -102,19 +91,16 @@ def private(folder: Path) -> Path:
     lies in it chooses which processes are signalled.
     """
     base = state_folder()
-    if folder != base and folder.is_relative_to(base):
-        private(folder.parent)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(folder))
-        if status.st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "the folder belongs to another user", str(folder))
-        if status.st_mode & 0o077:
-            folder.chmod(0o700)
-    elif not folder.is_dir():
-        for each in (*reversed(folder.parents), folder):
-            each.mkdir(exist_ok=True, mode=0o700)  # `parents=True` would let the umask choose
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(exist_ok=True, mode=0o700)  # `parents=True` would let the umask choose
+        if each != base and each.is_relative_to(base):
+            status = each.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(each))
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "the folder belongs to another user", str(each))
+            if status.st_mode & 0o077:
+                each.chmod(0o700)
     return folder
 
 

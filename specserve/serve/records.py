@@ -23,7 +23,7 @@ from specserve.files import write_whole
 from specserve.serve import files, requests
 from specserve.serve.causes import died
 from specserve.serve.events import Phase
-from specserve.serve.files import Process, is_alive, private, read_own, state_folder
+from specserve.serve.files import Process, identity, private, read_own, state_folder
 from specserve.serve.process import session
 from specserve.serve.requests import Endpoint, endpoint
 
@@ -67,9 +67,8 @@ class Record:
 
     def is_running(self, process: Process | None) -> bool:
         """Whether this very process still runs: ids are used again, and a reboot begins anew."""
-        if process is None or self.boot_id != boot_id():
-            return False
-        return is_alive(process[0], since=process[1])
+        lives = process is not None and process[1] > 0 and identity(process[0]) == process
+        return lives and self.boot_id == boot_id()
 
     @property
     def is_sound(self) -> bool:
@@ -90,12 +89,6 @@ def boot_id() -> str:
     with contextlib.suppress(OSError, ValueError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
-
-
-def default_name(profile_name: str, *, variant: str | None) -> str:
-    """The profile's name, with the variant that is served: both may run at the same time."""
-    text = f"{profile_name}-{variant}" if variant else profile_name
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
 
 
 def path_of(name: str) -> Path:
@@ -165,12 +158,12 @@ def locked(name: str) -> Iterator[None]:
 
 
 def to_json(record: Record) -> str:
-    """One JSON document."""
+    """The text of a record."""
     return json.dumps(asdict(record), indent=1) + "\n"
 
 
 def from_json(text: str | bytes) -> Record | None:
-    """The record of a text; None if it is that of no record."""
+    """The record of a text; None for any other text."""
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
         content: dict[str, Any] = json.loads(text)
         lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
@@ -223,9 +216,9 @@ class Seen:
     """Accepted share of all its draft tokens."""
 
 
-def observe_all() -> Iterator[Seen]:
+def observe_all() -> list[Seen]:
     """Every detached server of this user."""
-    yield from filter(None, map(observe, names()))
+    return [seen for name in names() if (seen := observe(name))]
 
 
 def observe(name: str) -> Seen | None:
@@ -251,10 +244,10 @@ def observe(name: str) -> Seen | None:
             if process.status() == psutil.STATUS_STOPPED:
                 why = f"its process {process.pid} was stopped (SIGSTOP): `kill -CONT {process.pid}`"
                 return Seen(name, "hung", why, record, rate)
-    if not requests.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S):
-        why = f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
-        return Seen(name, "silent", why, record, rate)
-    return Seen(name, "ready", "", record, rate)
+    if requests.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S):
+        return Seen(name, "ready", "", record, rate)
+    why = f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
+    return Seen(name, "silent", why, record, rate)
 
 
 def only_server(name: str | None) -> Record:
@@ -279,11 +272,9 @@ def locate(server: str | None) -> tuple[Endpoint, Record | None]:
     """
     if server is None and len(names()) != 1:
         return endpoint("http://127.0.0.1:8000", api_key_env=None), None
-    if server and (server.endswith((".yaml", ".yml")) or Path(server).is_file()):
-        raise UsageError(
-            f"`{server}` is a file, not a server's name or URL",
-            hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
-        )
+    if server and Path(server).is_file():
+        hint = "`specserve up FILE --detach` starts one"
+        raise UsageError(f"`{server}` is a file, not a server's name or URL", hint=hint)
     if server is not None and any(mark in server for mark in ":./"):  # which no name has
         return endpoint(server, api_key_env="VLLM_API_KEY"), None
     record = settled(only_server(server))

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from specserve.errors import FactError, TrafficError, UsageError
@@ -199,16 +199,12 @@ def failing(server: Endpoint) -> Iterator[None]:
         raise TrafficError(message, hint=LOG_HINT) from error
 
 
-def of_status(
-    server: Endpoint, status: int, message: str, *, model: str | None = None
-) -> TrafficError:
+def of_status(server: Endpoint, status: int, message: str) -> TrafficError:
     """An answer other than 200. `message` is what the server said, as it said it."""
     root, said = server.root, said_by(server, message)
     if status in {401, 403}:
         what = "refused the key" if server.api_key else "wants an API key"
         return TrafficError(f"the server at {root} {what} ({status})", hint=KEY_HINT)
-    if status == 404 and model is not None and "does not exist" in message:
-        return TrafficError(f"the server at {root} has no model `{shown(model)}`")
     if status in {404, 405}:
         return no_api(server)
     if status in {400, 422}:
@@ -226,15 +222,12 @@ def no_api(server: Endpoint) -> TrafficError:
 
 def message_in(text: str) -> str:
     """What the body of an error says: vLLM's `{"error": {"message": …}}`, or else the body."""
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    for _ in range(3):
-        if isinstance(found, dict):
-            keys = ("error", "message", "detail")
-            found = next((found[key] for key in keys if found.get(key)), None)
-    return found if isinstance(found, str) else text
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        found = json.loads(text)
+        found = found.get("error", found)
+        found = found if isinstance(found, str) else found.get("message") or found["detail"]
+        return found if isinstance(found, str) else text
+    return text
 
 
 def said_by(server: Endpoint, text: str) -> str:

@@ -42,11 +42,6 @@ class RunningServer:
         self._on_event = on_event
         self._tail = LogTail(child.log_path)
 
-    @property
-    def url(self) -> str:
-        """Where it answers, without `/v1`."""
-        return self.plan.url
-
     def start(self) -> None:
         """Wait until it answers; a node that only computes: until it is loaded.
 
@@ -65,7 +60,7 @@ class RunningServer:
                 child.note_traces()
                 if (still_s := child.stalled_s(stall_s)) is not None:
                     raise stalled(child.log_path, self.phase, limit_s=still_s)
-            is_up = is_healthy(self.url) if self.plan.answers else self._has_loaded
+            is_up = is_healthy(self.plan.url) if self.plan.answers else self._has_loaded
             if now_s >= news_s and not is_up:
                 news_s = now_s + _NEWS_S
                 self._emit(events.Progress(self.phase, now_s - self._phase_began_s))
@@ -77,7 +72,7 @@ class RunningServer:
         self.check()
         self._begin(Phase.SERVING)
         child.note_traces()
-        url = self.url if self.plan.answers else None
+        url = self.plan.url if self.plan.answers else None
         self._emit(events.Ready(url, self.plan.model, self._phase_began_s))
 
     def _emit(self, event: events.Event) -> None:
@@ -113,16 +108,6 @@ class RunningServer:
         if not self.child.is_running():
             self.child.note_traces()
             raise self.child.death(self.phase)
-
-    @contextlib.contextmanager
-    def explaining_failures(self) -> Iterator[None]:
-        """Raises LaunchError instead of a TrafficError if the server died meanwhile."""
-        try:
-            yield
-        except TrafficError:
-            self.child.wait()  # one that answers no more: its port closes first
-            self.check()
-            raise
 
     def end(self) -> None:
         """Stop every process, by force if needed, and remove what they leave; a dead one's too.
@@ -160,7 +145,7 @@ def running(
     plan: LaunchPlan,
     *,
     log_path: Path,
-    on_event: OnEvent = events.ignore,
+    on_event: OnEvent = lambda _event: None,
     stop: StopRequest | None = None,
 ) -> Iterator[RunningServer]:
     """Start the plan's server, hand it over when it is ready, stop it at the end whatever happens.
@@ -176,8 +161,12 @@ def running(
         server = RunningServer(plan, child, stop=stop, on_event=on_event)
         stack.callback(server.end)
         server.start()
-        with server.explaining_failures():
+        try:
             yield server
+        except TrafficError:
+            child.wait()  # one that answers no more: its port closes first
+            server.check()
+            raise
         if not stop.count:
             server.check()
 

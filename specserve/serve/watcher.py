@@ -41,7 +41,7 @@ def launch(
     alternative: str = "",
     settings: tuple[str, ...] = (),
     log_path: Path | None = None,
-    on_event: OnEvent = events.ignore,
+    on_event: OnEvent = lambda _event: None,
 ) -> Record:
     """Start the plan's server under a name; return when it is ready, and leave it.
 

@@ -16,14 +16,14 @@ import pytest
 
 from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
-from specserve.cli.up import start
+from specserve.cli.up import default_name, start
 from specserve.errors import ProfileError, UsageError
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve import records
-from specserve.serve.records import default_name, locate
+from specserve.serve.records import locate
 from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest
 from specserve.serve.watcher import stop_server

@@ -29,6 +29,7 @@ FAULTS = (
     "never-ready",  # stands still for ever
     "stall-busy",  # never ready, but the CPU turns
     "ignore-sigterm",  # once it serves
+    "ignore-signals",  # SIGINT and SIGTERM, from the start, which never ends
     "exit-zero",  # ends with code 0 on SIGUSR1, once it serves
     "exit-slowly",  # the same, but its port closes a second before
     "kill-self",  # SIGKILL on SIGUSR1, once it serves; the engine process lives on
@@ -72,7 +73,7 @@ def main() -> None:
         os._exit(0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
+        signal.signal(number, signal.SIG_IGN if args.fault == "ignore-signals" else leave)
     assert engine.stdout is not None
     engine.stdout.readline()  # it holds its shared memory by then, and says no word about a pipe that broke
     _load(args)
@@ -103,7 +104,7 @@ def _load(args: argparse.Namespace) -> None:
             _crash()
         if number == 3 and args.fault == "die-silently":
             os._exit(3)
-        if number == 3 and args.fault == "never-ready":
+        if number == 3 and args.fault in {"never-ready", "ignore-signals"}:
             while True:
                 time.sleep(60)
         if number == 3 and args.fault == "stall-busy":
@@ -144,6 +145,7 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
     with shared.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     ipc = socket.socket(socket.AF_UNIX)
+    address.unlink(missing_ok=True)  # a killed one of that id may have left it
     ipc.bind(str(address))
     ipc.listen()
 

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
+from specserve.cli.up import default_name
 from specserve.convert.options import option_strings
 from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
-from specserve.serve.records import NAME, default_name
+from specserve.serve.records import NAME
 from specserve.vllm.versions import table
 
 TABLE = table("0.32")

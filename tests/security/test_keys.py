@@ -167,7 +167,7 @@ AT = Endpoint("http://127.0.0.1:9", KEY)
 
 def test_a_server_a_transport_or_a_parser_that_echoes_the_key_does_not_put_it_on_the_screen() -> None:
     for status in (302, 400, 401, 404, 429, 500):
-        error: SpecserveError = requests.of_status(AT, status, ECHO, model="m")
+        error: SpecserveError = requests.of_status(AT, status, ECHO)
         assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
     for raised in (OSError(ECHO), HTTPException(ECHO), ValueError(ECHO)):
         with pytest.raises(TrafficError) as caught, requests.failing(AT):

@@ -17,12 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import Script, serving
 
 
-def ask(
-    script: Script, *, api_key_env: str | None = None, model: str | None = None, **params: float
-) -> Answer:
+def ask(script: Script, *, api_key_env: str | None = None, **params: float) -> Answer:
     with serving(script) as url:
         client = Client(endpoint(url, api_key_env=api_key_env))
-        return client.ask("hi", on_text=lambda _kind, _text: None, model=model, **params)
+        return client.ask("hi", on_text=lambda _kind, _text: None, **params)
 
 
 def test_the_speed_counts_tokens_after_the_first() -> None:
@@ -156,11 +154,6 @@ def test_a_name_that_does_not_exist() -> None:
     client = Client(endpoint("http://no-such-host.invalid:1", api_key_env=None))
     with pytest.raises(TrafficError, match="cannot reach"):
         client.ask("hi", on_text=lambda _kind, _text: None)
-
-
-def test_a_model_that_is_not_served_is_named() -> None:
-    with pytest.raises(TrafficError, match="has no model `gpt-9`"):
-        ask(Script(), model="gpt-9")
 
 
 def test_a_server_without_models() -> None:

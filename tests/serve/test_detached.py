@@ -19,7 +19,7 @@ import pytest
 
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, records
+from specserve.serve import records
 from specserve.serve.files import identity
 from specserve.serve.process import session
 from specserve.serve.records import Record, Seen, boot_id, observe, observe_all, only_server
@@ -41,15 +41,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(fake_plan: FakePlan, state: Path) -> Iterator[Start]:
     """Starts a detached stand-in server; what it started is ended with the test."""
 
-    def started(
-        *arguments: str, name: str = "demo", on_event: events.OnEvent = events.ignore, **more: object
-    ) -> Record:
+    def started(*arguments: str, name: str = "demo", **more: object) -> Record:
         return launch(
             fake_plan(*arguments, **more),
             name=name,
             profile="demo.yaml",
             log_path=state / "logs" / f"{name}.log",
-            on_event=on_event,
         )
 
     yield started

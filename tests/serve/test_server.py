@@ -83,7 +83,7 @@ def test_a_server_is_handed_over_when_it_answers_and_is_gone_afterwards(
 ) -> None:
     plan = fake_plan("--log", log)
     with running(plan, log_path=tmp_path / "server.log", on_event=watched) as server:
-        assert is_healthy(server.url)
+        assert is_healthy(server.plan.url)
         assert len(server.child.members()) == 3  # the server, its engine, Python's resource tracker
         assert server.kv_cache_tokens == 29056
     assert watched.phases == ALL_PHASES
@@ -93,7 +93,7 @@ def test_a_server_is_handed_over_when_it_answers_and_is_gone_afterwards(
 
 def test_an_answer_other_than_200_is_not_ready(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
     with running(fake_plan("--fault", "unhealthy"), log_path=tmp_path / "server.log") as server:
-        assert is_healthy(server.url)
+        assert is_healthy(server.plan.url)
 
 
 def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
@@ -262,7 +262,7 @@ def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
 
     def use(server: RunningServer) -> None:
         end(server)
-        while is_healthy(server.url, timeout_s=60):
+        while is_healthy(server.plan.url, timeout_s=60):
             time.sleep(0.05)
         raise TrafficError("no answer")
 

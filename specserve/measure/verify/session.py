@@ -115,7 +115,7 @@ class VerifySession:
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         whole = {"model": self.model, **body}
-        return self.client.post(path, whole, model=self.model, most_bytes=_MAX_BYTES)
+        return self.client.post(path, whole, most_bytes=_MAX_BYTES)
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Position, ...]:
         """What the target thinks of these tokens after that prompt, by a plain prefill."""
