@@ -41,10 +41,17 @@ from specserve.vllm.versions import known_versions, table
 
 _TARGET, _DRAFT = "target", "draft"
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
-    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
 _HEAD = {**_LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
 _PLAIN = Profile("", "plain", Target(_TARGET), engine={"max_num_seqs": 1})
 _BLOCK = Speculation("eagle3", {"method": "eagle3", "model": _DRAFT, "num_speculative_tokens": 1})
@@ -180,9 +187,12 @@ def questions_about(
         platform = "cpu" if machine.is_cpu else "cuda"
         target, draft = shapes["target"], shapes.get(path)
         plan = launch(
-            named(launched, draft=draft is not None), table=accepted, platform=platform,
-            version=vllm.version, bare=not accepted.exact,
-        )  # fmt: skip
+            named(launched, draft=draft is not None),
+            table=accepted,
+            platform=platform,
+            version=vllm.version,
+            bare=not accepted.exact,
+        )
         known: dict[str, Any] = {"target": target, "draft": draft, "speculation": block}
         with suppress(FactError):
             band = reserve(memory_inputs(launched, machine=machine, version=vllm.version, **known))

@@ -41,9 +41,15 @@ class _Group(SimpleNamespace):
 def _group(size: int, rank: int = 0) -> _Group:
     processes = _Group(size=lambda: size, rank=lambda: rank)
     return _Group(
-        world_size=size, rank_in_group=rank, rank=rank, local_rank=rank, ranks=list(range(size)),
-        is_first_rank=rank == 0, is_last_rank=rank == size - 1, device_group=processes,
-    )  # fmt: skip
+        world_size=size,
+        rank_in_group=rank,
+        rank=rank,
+        local_rank=rank,
+        ranks=list(range(size)),
+        is_first_rank=rank == 0,
+        is_last_rank=rank == size - 1,
+        device_group=processes,
+    )
 
 
 def become_last_stage(config: Any) -> None:
@@ -51,11 +57,18 @@ def become_last_stage(config: Any) -> None:
     parallel = config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     dp, last = parallel.data_parallel_size, pp - 1
-    groups = {name: _group(size) for name, size in {
-        "TP": tp, "ETP": tp, "DP": dp, "EP": tp * dp, "EPLB": tp * dp,
-        "DCP": parallel.decode_context_parallel_size,
-        "PCP": parallel.prefill_context_parallel_size,
-    }.items()}  # fmt: skip
+    groups = {
+        name: _group(size)
+        for name, size in {
+            "TP": tp,
+            "ETP": tp,
+            "DP": dp,
+            "EP": tp * dp,
+            "EPLB": tp * dp,
+            "DCP": parallel.decode_context_parallel_size,
+            "PCP": parallel.prefill_context_parallel_size,
+        }.items()
+    }
     groups |= {"WORLD": _group(tp * pp, last * tp), "PP": _group(pp, last)}
     for name, group in groups.items():
         setattr(parallel_state, f"_{name}", group)

@@ -29,12 +29,19 @@ _ABOUT_HERE = re.compile(r"\binstall|No module named|is not on this machine|fail
 """An error or a log line with these words is about the libraries of this machine."""
 _SHOWN = {
     "model_config": ("max_model_len", "quantization", "dtype"),
-    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
-                         "async_scheduling"),
+    "scheduler_config": (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_num_scheduled_tokens",
+        "async_scheduling",
+    ),
     "cache_config": ("block_size", "cache_dtype", "mamba_cache_mode"),
-    "compilation_config": ("cudagraph_mode", "max_cudagraph_capture_size",
-                           "cudagraph_capture_sizes"),
-}  # fmt: skip
+    "compilation_config": (
+        "cudagraph_mode",
+        "max_cudagraph_capture_size",
+        "cudagraph_capture_sizes",
+    ),
+}
 """What differs by speculation, or decides about speed, and is part of the answer."""
 _MOST_REASONS = 2
 

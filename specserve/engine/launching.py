@@ -43,8 +43,10 @@ class Launch:
         self.backends: list[str] = []
         """Names of those for attention."""
         self.steps = {
-            "models": self._build, "KV cache": self._plan, "CUDA graphs": self._resolve_graphs,
-        }  # fmt: skip
+            "models": self._build,
+            "KV cache": self._plan,
+            "CUDA graphs": self._resolve_graphs,
+        }
         """What is done, in the order in which vLLM does it; each raises what vLLM raises."""
         self._specs: dict[str, Any] = {}
         self._layers: dict[str, Any] = {}

@@ -32,14 +32,26 @@ _ABSENT = re.compile(
 _COMPILER = re.compile(r"torch\._(dynamo|inductor)(\..*)?")
 """What prepares to compile, which nothing here does; a third of vLLM's imports."""
 _OPERATORS = (
-    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_deepselect_C", "_flashkda_C",
-    "_flashmla_C", "_flashmla_extension_C", "_moe_C", "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
-)  # fmt: skip
+    "_C",
+    "_C_cache_ops",
+    "_C_cuda_utils",
+    "_C_custom_ar",
+    "_deepselect_C",
+    "_flashkda_C",
+    "_flashmla_C",
+    "_flashmla_extension_C",
+    "_moe_C",
+    "_qutlass_C",
+    "_vllm_fa2_C",
+    "_vllm_fa3_C",
+)
 _LEAST_CAPABILITY = {
-    "cutlass_scaled_mm_supports_fp8": 89, "cutlass_scaled_mm_supports_block_fp8": 90,
-    "cutlass_group_gemm_supported": 90, "cutlass_scaled_mm_supports_fp4": 100,
+    "cutlass_scaled_mm_supports_fp8": 89,
+    "cutlass_scaled_mm_supports_block_fp8": 90,
+    "cutlass_group_gemm_supported": 90,
+    "cutlass_scaled_mm_supports_fp4": 100,
     "mxfp4_experts_quant_supported": 100,
-}  # fmt: skip
+}
 """Operators that say what a GPU can do, with the least capability for a yes (csrc, 0.33)."""
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -199,9 +211,12 @@ def _pretend_torch(gpu: PretendedGpu) -> None:
 
     major, minor = gpu.capability
     properties = types.SimpleNamespace(
-        name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes,
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        total_memory=gpu.total_bytes,
         multi_processor_count=gpu.multiprocessors,
-    )  # fmt: skip
+    )
     torch.version.cuda = "13.0"
     # both ask the compiler, while modules are imported
     torch.compiler.disable = lambda function=None, **_: function or (lambda inner: inner)
@@ -209,14 +224,18 @@ def _pretend_torch(gpu: PretendedGpu) -> None:
     torch.Stream = torch.Event = torch.cuda.Stream = torch.cuda.Event = MagicMock
     answers: dict[Any, dict[str, Any]] = {
         torch.cuda: {
-            "get_device_properties": properties, "get_device_capability": (major, minor),
-            "get_device_name": gpu.name, "current_device": 0, "is_available": True,
+            "get_device_properties": properties,
+            "get_device_capability": (major, minor),
+            "get_device_name": gpu.name,
+            "current_device": 0,
+            "is_available": True,
             "mem_get_info": (gpu.total_bytes, gpu.total_bytes),
         },
         torch.accelerator: {
-            "is_available": True, "current_accelerator": torch.device("cuda"),
+            "is_available": True,
+            "current_accelerator": torch.device("cuda"),
         },
-    }  # fmt: skip
+    }
     for module, values in answers.items():
         for name, value in values.items():
             setattr(module, name, _returning(value))

@@ -10,9 +10,22 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _FAMILIES = (
-    "arguments", "contexts", "drafts", "hardware", "heads", "memory", "models", "parallelism",
-    "quantization", "revisions", "serving", "site", "speculation", "steps", "tokenizers",
-)  # fmt: skip
+    "arguments",
+    "contexts",
+    "drafts",
+    "hardware",
+    "heads",
+    "memory",
+    "models",
+    "parallelism",
+    "quantization",
+    "revisions",
+    "serving",
+    "site",
+    "speculation",
+    "steps",
+    "tokenizers",
+)
 
 
 @cache

@@ -28,9 +28,17 @@ _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle":
 """The method of a head by a word in its class."""
 HEADS = frozenset(_METHODS.values())
 _NAMED = (
-    "deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen2", "qwen3_next", "qwen3_5",
-    "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text",
-)  # fmt: skip
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe",
+    "mimo",
+    "qwen2",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+)
 """Model types whose further layers are known by the names of their tensors."""
 
 

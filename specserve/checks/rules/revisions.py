@@ -14,9 +14,14 @@ _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_proc
 _PATH_KEY = r"distributed_executor_backend|backend"
 """Code only if it is the path of a class."""
 _CODE_ENV = (
-    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_PLUGINS", "VLLM_NCCL_SO_PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VLLM_PLUGINS",
+    "VLLM_NCCL_SO_PATH",
     "VLLM_ALLOW_INSECURE_SERIALIZATION",
-)  # fmt: skip
+)
 _SHOWN = 4
 
 
