@@ -109,7 +109,8 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            self._end_guard()
+            with contextlib.suppress(AttributeError):  # the guard itself did not start
+                self._end_guard()
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
                 hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup`"
