@@ -57,7 +57,9 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     """Remove traces that are still there, ours, and used by no living process; returns which."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
-    in_use = traces(psutil.pids()) if left else frozenset()
+    # nobody may ever wait for a zombie, whose id OpenMP's file bears
+    alive = [pid for pid in psutil.pids() if identity(pid)[1]]
+    in_use = traces(alive) if left else frozenset()
     removed = []
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
