@@ -170,7 +170,13 @@ class _TritonConfig:
 
 _DRIVER = types.SimpleNamespace(is_active=_returning(True))
 _TAIL = types.SimpleNamespace(contract=types.SimpleNamespace(max_num_tokens=1))
-_BACKENDS = ("aot_eager", "aot_ts", "cudagraphs", "eager", "inductor", "openxla", "tvm")
+_BACKENDS = (
+    *("aot_eager", "aot_eager_decomp_partition", "aot_eager_decomp_partition_crossref", "aot_ts"),
+    *("aot_eager_decomp_partition_with_mode", "aot_eager_default_partitioner", "cudagraphs"),
+    *("eager", "eager_debug", "eager_noexcept", "inductor", "invoke_subgraph", "openxla"),
+    *("openxla_eval", "pre_dispatch_eager", "ts", "tvm"),
+)
+"""`list_backends(exclude_tags=())` of torch 2.13, but for those that look for faults."""
 _PARTS: dict[str, dict[str, Any]] = {
     "torch._dynamo.backends.registry": {"list_backends": _returning(_BACKENDS)},
     "torch._inductor.config": {"deterministic": False},

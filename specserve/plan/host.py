@@ -42,7 +42,7 @@ def this_host() -> Host:
     from specserve.hardware.accelerators import this_cpu
 
     script = Path(sys.executable).with_name("vllm")
-    module = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+    module = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
     plugins = metadata.entry_points(group="vllm.general_plugins")
     return Host(
