@@ -1,88 +1,41 @@
-"""Containers in YAML: compose files, manifests of Kubernetes, and scripts in other YAML."""
+"""Containers in YAML: compose files, manifests of Kubernetes, and values of production-stack."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from specserve.convert import forms
-from specserve.convert.arguments import words_of
-from specserve.convert.forms import at, text_at
-from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount, script_starts
-from specserve.convert.options import options
-from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, finding, unknown
+from specserve.convert.forms import at, charted, items, pairs, text_at
+from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount
+from specserve.convert.words import Note, Word, finding, mark, placeholder, unknown
 from specserve.diagnostics import Span
-from specserve.errors import UsageError, quoted
+from specserve.errors import UsageError
 from specserve.profile.problems import Stop
-from specserve.profile.source import Builder, parse
+from specserve.profile.source import Builder
 from specserve.profile.values import Node
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
 _OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
+_OF_KSERVE = re.compile(r"\{\{-?\s*\.([\w.]+)\s*-?\}\}")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
 _SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-\S+ (?:\w+ )?)*?-[a-z]*c ")
 _COMMAND = ("entrypoint", "command", "args")
-_READ = (
-    "image",
-    *_COMMAND,
-    "environment",
-    "env",
-    "ports",
-    "volumes",
-    "volumeMounts",
-    "name",
-    "container_name",
-    "gpus",
-    "storageUri",
+_READ = frozenset(
+    "image entrypoint command args environment env volumes volumeMounts name container_name gpus "
+    "nodeSelector resources deploy".split()
 )
-_PASSED = (
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
-    "template",
-    "containers",
-    "selector",
-    "status",
-    "services",
-    "version",
-    "leaderWorkerTemplate",
-    "leaderTemplate",
-    "workerTemplate",
-    "size",
-    "model",
-    "name",
-    "volumes",
-    "items",
-    "predictor",
-    "servingEngineSpec",
-    "modelSpec",
+"""The keys of a container that are read."""
+_PASSED = frozenset(
+    "apiVersion kind metadata spec template containers selector status services version "
+    "leaderWorkerTemplate leaderTemplate workerTemplate size model name volumes items predictor "
+    "servingEngineSpec modelSpec nodeSelector dnsPolicy schedulerName terminationMessagePath "
+    "terminationMessagePolicy imagePullPolicy restartPolicy".split()
 )
 """The keys of what lies around a container that are read, or say nothing by themselves."""
-_FILLED = (
-    "dnsPolicy",
-    "schedulerName",
-    "terminationMessagePath",
-    "terminationMessagePolicy",
-    "imagePullPolicy",
-    "enableServiceLinks",
-    "preemptionPolicy",
-    "priority",
-    "progressDeadlineSeconds",
-    "revisionHistoryLimit",
-    "restartPolicy",
-    "terminationGracePeriodSeconds",
-    "serviceAccount",
-    "nodeName",
-)
-"""The keys that a cluster fills in."""
-_SCRIPT = re.compile(r"^(run|script|command|cmd|.*\.sh)$")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _LABELS = re.compile(
     r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I
@@ -104,13 +57,19 @@ def containers(text: str, *, file: str) -> list[Launch]:
         documents = _documents(text, file=file)
     except UsageError as error:
         raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
-    documents = [item for root in documents for item in forms.objects(root)]
+    documents = [
+        item for root in documents for item in items(root) or items(at(root, "items")) or [root]
+    ]
+    if any(isinstance(at(root, "spec", "predictor", "model"), dict) for root in documents):
+        raise UsageError(
+            f"`{file}` contains an InferenceService, whose command its ServingRuntime makes",
+            hint="convert the ServingRuntime alone, and add what the service says",
+        )
     found: list[Launch] = []
-    formed = [_of_form(root, documents) for root in documents]
-    for root, made in zip(documents, formed, strict=True):
-        found += made
-        # a runtime is a part of its service's launch
-        if made or (any(formed) and text_at(root, "kind").endswith("ServingRuntime")):
+    for root in documents:
+        models = items(at(root, "servingEngineSpec", "modelSpec"))
+        if any(isinstance(at(spec, "modelURL"), Word) for spec in models):
+            found += _of_chart(root, documents)
             continue
         for name, parents, mapping in _mappings(root):
             if any(key in mapping for key in _HELM):
@@ -118,47 +77,23 @@ def containers(text: str, *, file: str) -> list[Launch]:
             found += _started(name, parents, mapping, documents)
     if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
         raise helm
-    if not found and (given := _of_config(documents, text, file=file)):
-        return [given]
-    if not found:  # SkyPilot's `run`, a script in a ConfigMap
-        mappings = [mapping for root in documents for _, _, mapping in _mappings(root)]
-        held = dict(
-            item for root in documents if isinstance(root, dict) for item in _environment(root)
-        )
-        known = {name: word.text for name, word in held.items() if not UNKNOWN.search(word.text)}
-        for key, word in (item for mapping in mappings for item in mapping.items()):
-            if _SCRIPT.search(key) and isinstance(word, Word) and STARTS.search(word.text):
-                commands = script(word.text, file=file, line=word.span.line, variables=known)
-                found += script_starts(commands, word.text)
     return found
 
 
-def _of_form(root: Any, documents: list[Any]) -> list[Launch]:
-    """What an object of `docker inspect`, the values of a chart or a KServe service starts."""
+def _of_chart(root: Any, documents: list[Any]) -> list[Launch]:
+    """What production-stack starts by these values."""
     found = []
-    for container, texts in forms.described(root, documents):
-        around = (at(root, "servingEngineSpec"), at(root, "spec"), at(root, "spec", "predictor"))
-        parents = (
-            (root, *(part for part in around if isinstance(part, dict))) if any(around) else ()
-        )
-        for given in _started("modelSpec", parents, container, documents):
-            is_named = given.image and given.image.text != forms.UNSAID
-            given.image = given.image if is_named else None
-            given.unresolved += [
-                finding("SD105", text, given.place, help="write it as keys of the profile")
-                for text in texts
-            ]
-            found.append(given)
+    for spec in items(at(root, "servingEngineSpec", "modelSpec")):
+        if isinstance(at(spec, "modelURL"), Word):
+            container, keys = charted(spec)
+            parents = (root, root["servingEngineSpec"])
+            for given in _started("modelSpec", parents, container, documents):
+                for key in keys:
+                    text = f"what the chart of its version makes of `{key}` is not in the source"
+                    help = "write it as keys of the profile"
+                    given.unresolved.append(finding("SD105", text, given.place, help=help))
+                found.append(given)
     return found
-
-
-def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
-    """vLLM's own file of arguments, as `vllm serve --config` takes it: flags as keys."""
-    tree = parse(text.encode(), file=file)[0] if len(documents) == 1 else None
-    words, known = words_of(tree) if tree else [], options()
-    flags = [word.text.replace("_", "-") for word in words if word.text.startswith("--")]
-    is_ours = "--model" in flags and sum(flag in known for flag in flags) * 2 > len(flags)
-    return Launch("vllm", Word("vllm", words[0].span), words) if is_ours else None
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
@@ -213,13 +148,11 @@ def _started(
     image = mapping.get("image")
     root = parents[0] if parents else mapping
     is_compose = "services" in root
-    parts = [_listed(mapping.get(name)) for name in _COMMAND]
-    text = " ".join(word.text for part in parts for word in part)
+    text = " ".join(word.text for part in _COMMAND for word in _listed(mapping.get(part)))
     is_llm = key == "containers" and text_at(root, "kind") == "LLMInferenceService"
-    uri = at(root, "spec", "model", "uri") if is_llm else mapping.get("storageUri")
-    uri = uri if isinstance(uri, Word) else None
+    uri = at(root, "spec", "model", "uri") if is_llm else None
     named = isinstance(image, Word) and is_image(_VARIABLE.sub(r"\1", _compose(image.text)))
-    is_other = not (named or STARTS.search(text) or uri) or not (
+    is_other = not (named or STARTS.search(text) or isinstance(uri, Word)) or not (
         image is None or isinstance(image, Word)
     )
     if is_other or key == "initContainers":
@@ -235,7 +168,8 @@ def _started(
                 lambda found: env[found[1]].text if found[1] in env else found[0], value.text
             )
             text = text if shell else _VARIABLE.sub(lambda found: unknown(found[1]), text)
-        text = forms.filled(text, root)
+        if "serving.kserve" in text_at(root, "apiVersion"):  # it fills in its own templates
+            text = _OF_KSERVE.sub(lambda found: placeholder(found[1]), text)
         return Word(
             text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span
         )
@@ -247,53 +181,26 @@ def _started(
             command += _listed(resolved(value, shell=shell))
         else:
             command += [resolved(item, shell=shell) for item in _listed(value)]
-    place = next(iter([*command, *([image] if image else [])]), uri or Word("", Span("")))
+    mounts = [mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)]
+    if isinstance(uri, Word):
+        of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
+        mounts += [(of_hub, "/mnt/models")] if of_hub else []  # where KServe puts it
+        if not STARTS.search(text):
+            served = at(root, "spec", "model", "name")
+            head = ["vllm", "serve", of_hub or mark(uri.text)]
+            head += ["--served-model-name", served.text] if isinstance(served, Word) else []
+            command = [*(Word(one, uri.span) for one in head), *command]
+    place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
     name = mapping.get("name") or mapping.get("container_name")
-    found = Launch("vllm", place, env=env, is_contained=True)
+    found = Launch("vllm", place, env=env, mounts=mounts, is_contained=True)
     found.name = key if is_compose else name.text if isinstance(name, Word) else ""
-    found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
-    found.mounts = [
-        mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)
-    ]
     _add_surroundings(found, parents, mapping, documents)
     held = resolved(image) if image else None
     if image and held and held.text != image.text and "$" in image.text:
         found.notes.append(
             Note("", f"the image `{held.text}` is the default of a variable", image.span.line)
         )
-    if not uri:
-        return in_container(held, command, None, found)
-    return _of_uri(uri, held, command, found, at(root, "spec", "model", "name") if is_llm else None)
-
-
-def _of_uri(
-    uri: Word, image: Word | None, command: list[Word], found: Launch, served: Any
-) -> list[Launch]:
-    """What a container of KServe starts, whose model is named by its address.
-
-    `served`: the name it is served under.
-    """
-    of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
-    if of_hub:
-        found.mounts.append((of_hub, "/mnt/models"))  # where KServe puts it
-    made = in_container(image or Word(forms.UNSAID, uri.span), command, None, found)
-    for given in made:
-        given.image = image
-        is_named = any(re.match("--model(=|$)", word.text) for word in given.words)
-        if not is_named and (not given.words or given.words[0].text.startswith("--")):
-            if of_hub or uri.text.startswith("/"):
-                given.words += [Word("--model", uri.span), Word(of_hub or uri.text, uri.span)]
-            else:
-                text = f"KServe copies the model from {quoted(uri.text)}"
-                place = replace(uri.span, path="target.model")
-                given.unresolved.append(
-                    finding("SD105", text, place, help="write the path of its copy here")
-                )
-        if isinstance(served, Word) and not any(
-            word.text.startswith("--served") for word in given.words
-        ):
-            given.words += [Word("--served-model-name", served.span), served]
-    return made
+    return in_container(held, command, None, found)
 
 
 def _listed(value: Any) -> list[Word]:
@@ -307,22 +214,11 @@ def _listed(value: Any) -> list[Word]:
     return [item for item in value if isinstance(item, Word)] if isinstance(value, list) else []
 
 
-def _ports(value: Any) -> Iterator[Word]:
-    """Compose's `9000:8000` and `{published, target}`; a `containerPort` opens nothing."""
-    for item in forms.items(value):
-        if isinstance(item, Word):
-            yield item
-        elif isinstance(target := at(item, "target"), Word):
-            yield Word(f"{text_at(item, 'published')}:{target.text}".lstrip(":"), target.span)
-
-
 def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
     """The mounts of a container as `HOST:CONTAINER`; a named volume has its name for the folder."""
-    pod = forms.items(parents[-1].get("volumes")) if parents else []
+    pod = items(parents[-1].get("volumes")) if parents else []
     folders = {text_at(item, "name"): text_at(item, "hostPath", "path") for item in pod}
-    for item in (
-        item for key in ("volumes", "volumeMounts") for item in forms.items(mapping.get(key))
-    ):
+    for item in (item for key in ("volumes", "volumeMounts") for item in items(mapping.get(key))):
         inside = text_at(item, "mountPath") or text_at(item, "target")
         if isinstance(item, Word):
             yield item.text
@@ -334,7 +230,7 @@ def _mounted(mapping: Mapping[str, Any], parents: tuple[Mapping[str, Any], ...])
 
 def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
     """Compose's mapping or list of `NAME=value`; Kubernetes' list of `{name, value}`."""
-    for value in (mapping.get("environment"), mapping.get("env"), mapping.get("envs")):
+    for value in (mapping.get("environment"), mapping.get("env")):
         pairs = list(value.items()) if isinstance(value, dict) else []
         for item in value if isinstance(value, list) else []:
             if isinstance(item, Word):
@@ -363,42 +259,30 @@ def _add_surroundings(
     if ids:
         found.devices = Word("device=" + ",".join(word.text for word in ids), ids[0].span)
     chain, left = (*parents, mapping), found.left_out
+    services = pairs(at(chain[0], "services"))
     for part in chain:
         found.nodes = found.nodes or at(part, "leaderWorkerTemplate", "size")
-        passed = (*(_READ if part is mapping else _PASSED), *_FILLED, "nodeSelector")
-        for label, word in forms.pairs(at(part, "nodeSelector")):
+        for label, word in pairs(at(part, "nodeSelector")):
             if isinstance(word, Word) and _LABELS.search(label):
                 found.accelerator = word
             else:
                 left.append(f"nodeSelector {label}")
+        passed = _READ if part is mapping else {*_PASSED, *(key for key, _ in services)}
         for key, value in part.items():
-            inside = [one for one in chain for held in forms.items(value) or [value] if held is one]
-            if (
-                key in passed
-                or inside
-                or key.startswith("x-")
-                or (key, text_at(part, key)) == ("replicas", "1")
-            ):
-                continue
-            if key not in ("resources", "deploy") or _more_than_gpus(value):
+            is_around = any(value is one or one in items(value) for one in chain)
+            if key not in passed and not is_around and not key.startswith("x-"):
                 left.append(f"{key}: {value.text}" if isinstance(value, Word) else key)
         if space := text_at(part, "metadata", "namespace"):
             left.append(f"namespace: {space}")
-    services = dict(forms.pairs(at(chain[0], "services")))
-    found.left_out = [text for text in left if text not in services]
-    found.left_out += [f"service {key}" for key, value in services.items() if value is not mapping]
+    inner = [one for name in ("resources", "deploy") for _, _, one in _mappings(at(mapping, name))]
+    for key, value in (item for held in inner for item in held.items()):
+        if isinstance(value, Word) and key not in (*_GPUS, "driver", "count"):
+            left.append(f"{key}: {value.text}")
+    left += [f"service {key}" for key, value in services if value is not mapping]
     for root in documents:
-        kind = text_at(root, "kind")
-        if kind and root is not chain[0] and not kind.endswith("ServingRuntime"):
+        if (kind := text_at(root, "kind")) and root is not chain[0]:
             more = (kind, text_at(root, "metadata", "name"), text_at(root, "spec", "type"))
-            found.left_out.append(" ".join(filter(None, more)))
-
-
-def _more_than_gpus(value: Any) -> bool:
-    """Whether resources say something besides the GPUs."""
-    read = {*_GPUS, "devices", "driver", "count", "capabilities", "device_ids"}
-    inside = (item for _, _, mapping in _mappings(value) for item in mapping.items())
-    return any(key not in read and not isinstance(item, dict) for key, item in inside)
+            left.append(" ".join(filter(None, more)))
 
 
 def _compose(text: str) -> str:

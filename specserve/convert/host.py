@@ -17,22 +17,10 @@ from specserve.hardware.accelerators import catalogue
 from specserve.profile.values import Node
 from specserve.vllm.arguments import VllmTable
 
-_PATHS = (
-    "model",
-    "tokenizer",
-    "chat_template",
-    "download_dir",
-    "hf_config_path",
-    "generation_config",
-    "lora_modules",
-    "speculative_config",
-    "allowed_local_media_path",
-    "tool_parser_plugin",
-    "reasoning_parser_plugin",
-    "ssl_keyfile",
-    "ssl_certfile",
-    "ssl_ca_certs",
-    "load_format_config",
+_PATHS = frozenset(
+    "model tokenizer chat_template download_dir hf_config_path generation_config lora_modules "
+    "speculative_config allowed_local_media_path tool_parser_plugin reasoning_parser_plugin "
+    "ssl_keyfile ssl_certfile ssl_ca_certs load_format_config".split()
 )
 """The arguments whose values may be paths."""
 _PATH = re.compile(r"(^|[=:])(/[^,;\s\"'{}]*|[\w./-]+\.jinja)$")
@@ -99,7 +87,6 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
         for host, path in given.mounts
         if (host, path) not in used
     ]
-    left += [f"port {word.text}" for word in given.published]
     given = replace(given, settings=settings, env=env, notes=notes, unresolved=unresolved)
     return _with_note(given, [*left, *given.left_out])
 
@@ -124,7 +111,7 @@ def _from_folder(given: Launch) -> dict[str, Setting]:
         return replace(node, value=os.path.normpath(path), raw=None)
 
     settings = dict(given.settings)
-    for name in settings.keys() & set(_PATHS) if given.folder else ():
+    for name in settings.keys() & _PATHS if given.folder else ():
         settings[name] = replace(settings[name], node=_each(settings[name].node, name, whole))
     return settings
 

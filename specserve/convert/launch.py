@@ -94,8 +94,6 @@ class Launch:
     accelerator: Word | None = None
     """The label of a node that names its GPUs."""
     nodes: Word | None = None
-    published: list[Word] = field(default_factory=list)
-    """Ports that a container opens to the host, as written: `9000:8000`."""
     left_out: list[str] = field(default_factory=list)
     """What the source sets around the engine and no profile holds: `replicas: 2`."""
     notes: list[Note] = field(default_factory=list)
@@ -245,7 +243,7 @@ def _script(words: Sequence[Word], at: int) -> int | None:
 def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch]:
     """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices."""
     entry = None
-    found = replace(found, published=[], env={}, mounts=[], left_out=[], is_contained=True)
+    found = replace(found, env={}, mounts=[], left_out=[], is_contained=True)
     at = next(place for place, word in enumerate(words) if word.text in ("run", "create")) + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
@@ -263,8 +261,6 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
             found.devices = value
         elif name == "--entrypoint":
             entry = value
-        elif name in ("-p", "--publish") and value:
-            found.published.append(value)
         elif name in ("-v", "--volume", "--mount") and value:
             found.mounts.append(mount(value.text))
         elif name == "--name" and value:

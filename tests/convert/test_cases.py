@@ -38,15 +38,6 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
     "comment-with-backslash.sh": (
         0, {"target": {"model": "Qwen/Qwen3-0.6B"}, "server": {"port": 8000}}, [],
     ),
-    "docker-inspect.json": (
-        0,
-        {
-            "vllm": ">=0.32,<0.33", "target": {"model": "/srv/models/qwen", "tensor_parallel_size": 2},
-            "speculation": NGRAM, "hardware": {"count": 2},
-            "env": {"VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_VISIBLE_DEVICES": "2,3"},
-        },
-        ["`HF_TOKEN` is left out", "it is `/models/qwen` in the source's container", "`ipc: host`"],
-    ),
     "docker-model-in-variable.sh": (1, {"target": {"max_model_len": 4096}}, ["reads `$MODEL_HANDLE`"]),
     "function.sh": (
         0,
@@ -67,23 +58,10 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
     ),
     "image-default.yml": (0, {"target": LONG}, ["is the default of a variable", KEEPS_IMAGE]),
     "image-patch-version.yml": (0, {"target": QWEN}, [f"{KEEPS_IMAGE}-cu129`"]),
-    "kserve-runtime.yaml": (
-        0,
-        {
-            "vllm": ">=0.32,<0.33", "target": SHORT, "server": {"port": 8080, "served_model_name": "qwen"},
-            "hardware": {"count": 1},
-        },
-        ["it is `/mnt/models` in the source's container"],
-    ),
     "kserve-runtime-alone.yaml": (
         1,
         {"vllm": ">=0.32,<0.33", "target": {"model": "/mnt/models", "max_model_len": 4096}},
         ["reads `<Name>`", "`/mnt/models` is a path of the source's container"],
-    ),
-    "kserve-service.yaml": (
-        1,
-        {"target": SHORT, "server": {"served_model_name": "qwen"}},
-        ["does not say the options of its ServingRuntime, `vllm-runtime`"],
     ),
     "kubectl-list.yaml": (
         0,
@@ -149,17 +127,6 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
     "subprocess-list.py": (0, {"target": SHORT}, []),
     "unset-variable-before-model.sh": (
         1, {"target": SHORT}, ['adds `--disable-custom-all-reduce` only if `[ "$NV" = "1" ] fails`'],
-    ),
-    "vllm-config.yaml": (
-        0,
-        {
-            "target": LONG, "speculation": NGRAM, "server": {"host": "127.0.0.1", "port": 8001},
-            "engine": {
-                "enable_prefix_caching": False, "enable_chunked_prefill": False, "trust_remote_code": True,
-                "compilation_config": {"cudagraph_mode": "PIECEWISE"},
-            },
-        },
-        [],
     ),
     "vllm.service": (
         0,

@@ -83,14 +83,11 @@ def test_what_a_container_starts_is_the_engine_with_all_of_its_words(text: str, 
 
 
 def test_what_stands_around_the_engine_is_kept() -> None:
-    ports = (
-        "ports: ['9000:8000', {published: 9001, target: 8001}]\n    volumes: [./m:/m]\n    restart: always"
-    )
+    ports = "ports: ['9000:8000']\n    volumes: [./m:/m]\n    restart: always\n    deploy: {replicas: 2}"
     start = only(f"{SERVICE}{ports}\n    command: a/b\n  b: {{image: nginx}}\n")
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
-    assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
     assert start.mounts == [("./m", "/m")] and start.name == "a"
-    assert start.left_out == ["restart: always", "service b"]
+    assert start.left_out == ["ports", "restart: always", "replicas: 2", "service b"]
 
 
 POD = """
@@ -125,7 +122,7 @@ def test_a_pod_becomes_hardware_paths_of_the_host_and_one_note() -> None:
     assert profile["hardware"] == {"accelerator": "A100-80GB", "count": 4}
     (note,) = [note.text for note in result.notes if note.text.startswith("a profile has no place")]
     left = "volume /dev/shm`, `namespace: ai`, `replicas: 2`, `runtimeClassName: nvidia`, `initContainers`, "
-    left += "`resources`"
+    left += "`memory: 8Gi`"
     assert f"`{left}, `Service llm LoadBalancer`" in note
     said = " ".join(note.text for note in result.notes)
     assert "`/models/hf` is a path of the container, `/data/hf` on the host" in said
@@ -173,16 +170,14 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
 
 
 KEYS = st.sampled_from([
-    "Config", "HostConfig", "Image", "Env", "Cmd", "Entrypoint", "PortBindings", "DeviceRequests", "Mounts", "kind",
-    "spec", "predictor", "model", "storageUri", "args", "runtime", "containers", "image", "command", "env", "name",
+    "kind", "spec", "predictor", "model", "args", "uri", "deploy", "containers", "image", "command", "env", "name",
     "servingEngineSpec", "modelSpec", "modelURL", "vllmConfig", "extraArgs", "items", "metadata", "nodeSelector",
     "services", "volumes", "volumeMounts", "ports", "resources", "template", "hf_token",
 ])  # fmt: skip
 TEXTS = st.sampled_from(
     [
         "vllm/vllm-openai",
-        "InferenceService",
-        "ServingRuntime",
+        "LLMInferenceService",
         "List",
         "hf://a/b",
         "--model=a/b",

@@ -95,15 +95,9 @@ def test_what_grows_without_bounds_ends(file: str, text: str) -> None:
         assert error.message
 
 
-SKYPILOT = """
-envs:
-  MODEL_NAME: org/m
-run: |
-  conda activate vllm
-  python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
-"""
 HELM = "decode:\n  containers:\n  - modelCommand: vllmServe\n    args: [--seed, '1']\n"
 CHART = "image: vllm/vllm-openai\nargs: ['--model', '{{ .Values.model }}']\n"
+SERVICE = "kind: InferenceService\nspec: {predictor: {model: {runtime: vllm, storageUri: hf://a/b}}}\n"
 CONFIG_MAP = """
 kind: ConfigMap
 data:
@@ -134,6 +128,8 @@ bash run.sh
     [
         (KUBECTL, "deploy.sh", "specserve found nothing in `"),
         (NESTED, "make.sh", "specserve found nothing in `"),
+        (CONFIG_MAP, "map.yaml", "specserve found nothing in `"),
+        (SERVICE, "x.yaml", "` contains an InferenceService, whose command its ServingRuntime"),
         (HELM, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
         (CHART, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
     ],
@@ -164,8 +160,6 @@ def test_a_variable_without_a_default_is_open_in_quotes_and_taken_as_empty_witho
 @pytest.mark.parametrize(
     ("text", "file"),
     [
-        (SKYPILOT, "x.yaml"),
-        (CONFIG_MAP, "map.yaml"),
         ("os.system('vllm serve org/m')", "x.py"),
         ("run(['vllm', 'serve', 'org/m'])", "x.py"),
         ("run('vllm serve org/m'.split())", "x.py"),
