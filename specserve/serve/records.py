@@ -272,7 +272,7 @@ def locate(server: str | None) -> tuple[Endpoint, Record | None]:
     """
     if server is None and len(names()) != 1:
         return endpoint("http://127.0.0.1:8000", api_key_env=None), None
-    if server and Path(server).is_file():
+    if server and (Path(server).is_file() or server.endswith((".yaml", ".yml"))):
         hint = "`specserve up FILE --detach` starts one"
         raise UsageError(f"`{server}` is a file, not a server's name or URL", hint=hint)
     if server is not None and any(mark in server for mark in ":./"):  # which no name has
