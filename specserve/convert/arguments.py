@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specserve.convert.options import options
 from specserve.convert.words import (
     LONGEST_SHOWN,
     OBJECT,
@@ -22,10 +22,10 @@ from specserve.convert.words import (
     adds_options,
     finding,
     json_node,
+    json_of_pairs,
     parts_if,
     plain,
     readable,
-    repaired_json,
 )
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
@@ -35,7 +35,7 @@ from specserve.profile import keys
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.values import Node, Scalar, meaning
 from specserve.vllm.arguments import Argument, VllmTable, flag_of, human_int
-from specserve.vllm.versions import newest
+from specserve.vllm.versions import known_versions, newest, table
 
 Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
@@ -45,6 +45,32 @@ _PLACES = {**keys.ELSEWHERE, **ELSEWHERE}
 _ANSWERS = dict.fromkeys(["true", "yes", "on", "1"], True)
 _ANSWERS |= dict.fromkeys(["false", "no", "off", "0"], False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
+
+
+def option_strings(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
+    """Each option string of `vllm serve` (`--x`, `-x`, `--no-x`) in a version; True if negative."""
+    found: dict[str, tuple[Argument, bool]] = {}
+    for argument in (*table.frontend.values(), *table.engine.values()):
+        for flag in filter(None, (argument.flag, *argument.aliases)):
+            found[flag] = (argument, False)
+            if not (argument.negatable and flag.startswith("--")):
+                continue
+            found.setdefault(f"--no-{flag[2:]}", (argument, True))
+            for one, other in (("enable", "disable"), ("disable", "enable")):
+                if table.inverse_flags and flag.startswith(f"--{one}-"):
+                    negative = f"--{other}-{flag.removeprefix(f'--{one}-')}"
+                    found.setdefault(negative, (argument, True))
+    return found
+
+
+@lru_cache
+def options() -> Mapping[str, tuple[Argument, bool]]:
+    """Each option string of a known version: its argument in the newest, True if negative."""
+    return {
+        flag: meaning
+        for version in known_versions()
+        for flag, meaning in option_strings(table(version)).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +312,7 @@ def place_of(name: str, table: VllmTable) -> str:
 
 def _unread(text: str, option: _Option, span: Span, help: str | None = None) -> Finding:
     """An error about an argument that a profile will not have, as its value cannot be read."""
-    table = newest()
-    is_known = option.name in {**table.engine, **table.frontend}
-    path = place_of(option.name, table) if is_known else ""
+    path = place_of(option.name, newest()) if option.argument else ""
     return finding("SD105", text, replace(span, path=path), help=help)
 
 
@@ -333,19 +357,17 @@ def _json(
     try:
         return Node(None, word.span) if text in ("", "None") else json_node(word)
     except NotJson as error:
-        made, is_open = repaired_json(text), UNKNOWN.search(text)
-        if made is None:
-            said, help = f"the value of `{flag}` is not JSON: {error}", _EXAMPLE
-            if is_open:
-                reads = quoted(readable(text), LONGEST_SHOWN)
-                said = f"the source does not say the value of `{flag}`: it reads {reads}"
-                help = "write its value"
-            unresolved.append(_unread(said, option, word.span, help))
-            return None
-        if not is_open:
+        if made := json_of_pairs(text):
             said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
             found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
-        return json_node(Word(made, word.span))
+            return json_node(Word(made, word.span))
+        said, help = f"the value of `{flag}` is not JSON: {error}", _EXAMPLE
+        if UNKNOWN.search(text):
+            reads = quoted(readable(text), LONGEST_SHOWN)
+            said = f"the source does not say the value of `{flag}`: it reads {reads}"
+            help = "write its value"
+        unresolved.append(_unread(said, option, word.span, help))
+        return None
 
 
 def _scalar(text: str, argument: Argument | None) -> Scalar:

@@ -10,22 +10,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.arguments import Setting, command_settings, place_of, said_twice
+from specserve.convert.arguments import (
+    Setting,
+    command_settings,
+    option_strings,
+    options,
+    place_of,
+    said_twice,
+)
 from specserve.convert.launch import invocation
-from specserve.convert.options import option_strings, options
 from specserve.convert.words import UNKNOWN, argv_words, finding, readable
-from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
-from specserve.profile.keys import BLOCK_KEYS, Key, kind_of
 from specserve.profile.load import MAKERS, absolute_paths, apply
 from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import read_profile
-from specserve.profile.values import Node, meaning
+from specserve.profile.values import Node
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.replacements import ARGUMENTS
 from specserve.vllm.speculation import METHODS, retyped
@@ -79,7 +84,7 @@ def profile_of(
     folder = Path.cwd()
     given = command_settings(start.words, options(), folder=folder, found=found, unresolved=found)
     strangers = [one for one in given.values() if one.argument is None and one.name != "model"]
-    found += _unknown([given.pop(one.name) for one in strangers])
+    found += [_unknown(given.pop(one.name)) for one in strangers]
     secrets = [setting.node.span for setting in given.values() if setting.name in _SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     for span in secrets:
@@ -108,22 +113,15 @@ def profile_of(
     )
 
 
-def _unknown(settings: Sequence[Setting]) -> list[Finding]:
-    """One finding about the options that vLLM no longer has, one for each that it never had."""
-    found = []
-    removed = [setting for setting in settings if setting.name in ARGUMENTS]
-    for setting in settings:
-        if setting not in removed:
-            guess = did_you_mean(setting.written, options())
-            help = f"did you mean `{guess}`?" if guess else None
-            text = f"vLLM has no option {quoted(setting.written)}"
-            found.append(finding("SD102", text, setting.place, help=help))
-    if removed:
-        text = f"vLLM no longer has {', '.join(f'`{setting.written}`' for setting in removed)}"
-        help = "`specserve convert -- …` writes a profile with what took their place"
-        related = tuple(Related(setting.place, "nor this one") for setting in removed[1:])
-        found.append(finding("SD102", text, removed[0].place, help=help, related=related))
-    return found
+def _unknown(setting: Setting) -> Finding:
+    """About an option that vLLM never had, or no longer has."""
+    flag = quoted(setting.written)
+    if setting.name in ARGUMENTS:
+        help = "`specserve convert -- …` writes a profile with what took its place"
+        return finding("SD102", f"vLLM no longer has {flag}", setting.place, help=help)
+    guess = did_you_mean(setting.written, options())
+    hint = f"did you mean `{guess}`?" if guess else None
+    return finding("SD102", f"vLLM has no option {flag}", setting.place, help=hint)
 
 
 def profile_sections(
@@ -226,8 +224,7 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
     method = METHODS.get(name or "")
     if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
-    takes = BLOCK_KEYS.get(name or "", {})
-    return replace(config, value={key: _typed(takes.get(key), node) for key, node in keys.items()})
+    return replace(config, value=keys)
 
 
 def inferred_method(model: str | None) -> str | None:
@@ -246,11 +243,3 @@ def inferred_method(model: str | None) -> str | None:
 
 def _text(node: Node | None) -> str | None:
     return node.value if node and isinstance(node.value, str) else None
-
-
-def _typed(key: Key | None, node: Node) -> Node:
-    """Numbers and switches in quotes as what they are, because vLLM reads them so."""
-    if key is None or kind_of(key) not in ("int", "float", "bool"):
-        return node
-    value = meaning(node.value) if isinstance(node.value, str) else None
-    return replace(node, value=value, raw=_text(node)) if isinstance(value, (int, float)) else node

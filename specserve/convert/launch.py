@@ -261,7 +261,7 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
             found.devices = value
         elif name == "--entrypoint":
             entry = value
-        elif name in ("-v", "--volume", "--mount") and value:
+        elif name in ("-v", "--volume") and value:
             found.mounts.append(mount(value.text))
         elif name == "--name" and value:
             found.name = value.text
@@ -273,15 +273,10 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
 
 
 def mount(text: str) -> tuple[str, str]:
-    """The folder of the host and that of the container: `./hf:/data`, `source=…,target=…`."""
-    if "," in text and "=" in text:
-        pairs = dict(part.partition("=")[::2] for part in text.split(","))
-        source = pairs.get("source") or pairs.get("src") or ""
-        inside = pairs.get("target") or pairs.get("destination") or pairs.get("dst") or ""
-    else:
-        source, _, rest = text.partition(":")
-        inside = rest.partition(":")[0] or source
-        source = source if rest else ""
+    """The folder of the host and that of the container: `./hf:/data`."""
+    source, _, rest = text.partition(":")
+    inside = rest.partition(":")[0] or source
+    source = source if rest else ""
     for variable, folder in ((unknown("HOME"), "~"), (unknown("PWD"), ".")):
         source = source.replace(variable, folder, 1) if source.startswith(variable) else source
     is_folder = source.startswith(("/", ".", "~")) or UNKNOWN.match(source)

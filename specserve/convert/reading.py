@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert import translate
-from specserve.convert.arguments import command_settings
+from specserve.convert.arguments import command_settings, options
 from specserve.convert.containers import containers
 from specserve.convert.host import with_file_of_arguments
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
-from specserve.convert.options import options
 from specserve.convert.python import ENGINES, launches
 from specserve.convert.shell import script
 from specserve.convert.units import units

@@ -85,7 +85,10 @@ def script(
     shell = _Shell(file, line, positional, variables or {})
     root = _parsed(text)
     if root.has_error:
-        raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
+        bad = root
+        while inner := [child for child in bad.children if child.has_error]:
+            bad = inner[0]
+        raise shell.error(f"line {line + bad.start_point[0]} cannot be parsed")
     try:
         shell.run(root)
         called = len(shell.found)
@@ -110,14 +113,6 @@ def _parsed(text: str) -> Node:
     # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337)
     data = _NOT_ASCII.sub(lambda match: f"\x01{ord(match[0]):x}\x01", text).encode()
     return Parser(Language(tree_sitter_bash.language())).parse(data).root_node
-
-
-def _first_error(node: Node) -> Node:
-    """The innermost first node that the grammar could not read, which may bear no mark of it."""
-    inner: Node | None = node
-    while inner and not (node.is_error or node.is_missing):
-        node, inner = inner, next((child for child in inner.children if child.has_error), None)
-    return node
 
 
 class _Shell:

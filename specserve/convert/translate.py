@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specserve.convert.arguments import Setting, merged
+from specserve.convert.arguments import Setting, merged, option_strings
 from specserve.convert.launch import Launch
-from specserve.convert.options import option_strings
 from specserve.convert.words import Note, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
@@ -17,12 +15,6 @@ from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
-_LEVELS = Replacement(
-    "`--compilation-config` takes a mapping today: the level is its `mode`",
-    "engine.compilation_config.mode",
-    {str(level): level for level in range(4)},
-)
-"""`--compilation-config 3` of earlier vLLMs, a level (vllm/config/compilation.py, 0.10)."""
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
 _UNTAKEN = object()
 """The value of today where vLLM has no counterpart."""
@@ -73,8 +65,6 @@ class _Translation:
     def replaced(self, setting: Setting) -> Replacement | None:
         """What took the place of an argument or of its value."""
         name = setting.name
-        if name == "compilation_config" and re.fullmatch("[0-3]", str(setting.node.value)):
-            return _LEVELS
         old = sglang.OPTIONS.get(_ALIASES.get(name, name)) if self.foreign else None
         if old is None and name != "model" and not _argument(self.table, name):
             return ARGUMENTS.get(name) or VARIABLES.get(name)
@@ -112,7 +102,7 @@ class _Translation:
         elif value is None:
             self.leave_out(setting, "vLLM does this by default")
         else:
-            text = old.why if old is _LEVELS else f"formerly `{setting.written}`"
+            text = f"formerly `{setting.written}`"
             if self.foreign:
                 written = f" {node.value}" if isinstance(value, str) else ""
                 is_same = value == node.value

@@ -6,11 +6,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
-
-import yaml
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.source import COMMAND
@@ -25,7 +22,7 @@ _PLAIN = {ord(mark): chr(letter) for letter, mark in _SPECIAL.items()}
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
 LONGEST_SHOWN = 300  # characters of what a text leaves open, its conditions included
 OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
-_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
+_PAIRS = re.compile(r"\w+=\d{1,9}(,\w+=\d{1,9})*")
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
 _NAMES = {
     "SD004": "duplicate-key",
@@ -149,16 +146,12 @@ def json_node(word: Word) -> Node:
         raise NotJson("a number is too long") from error
 
 
-def repaired_json(text: str) -> str | None:
-    """JSON of `image=4,video=1`, as vLLM once took it, or of a mapping in Python or YAML."""
-    if _PAIRS.fullmatch(text):
-        text = f"{{{text.replace('=', ': ')}}}"
-    # an alias could grow without bounds; vLLM reads `80m` as a number, YAML as a text
-    if OBJECT.fullmatch(text) and not re.search(r"[$&]|\b\d+[kKmMgGtT]\b", text):
-        with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
-            made = json.dumps(yaml.safe_load(text), allow_nan=False)
-            return None if re.search('null|"None"', made) else made  # `{key:value}` has no value
-    return None
+def json_of_pairs(text: str) -> str | None:
+    """JSON of `image=4,video=1`, as vLLM once took it; None for any other text."""
+    if not _PAIRS.fullmatch(text):
+        return None
+    pairs = (part.partition("=") for part in text.split(","))
+    return json.dumps({name: int(number) for name, _, number in pairs})
 
 
 def value_node(value: Any, span: Span, key: Span | None = None) -> Node:

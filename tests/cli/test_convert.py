@@ -77,18 +77,7 @@ def test_a_block_that_cannot_be_read_is_an_error_and_no_note(
         assert "`TODO` marks each missing value there" in err
 
 
-def test_a_block_in_python_and_an_option_of_json_that_is_open(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (
-        """SPEC="{'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 4}"\n"""
-        """vllm serve org/m --speculative-config "$SPEC" --compilation-config "$X"\n"""
-    )
-    assert _run(["convert", str(write(text, "serve.sh"))]) == 1
-    out, err = capsys.readouterr()
-    assert "\nspeculation:\n  method: ngram\n  num_speculative_tokens: 3\n" in out
-    assert "the value of `--speculative-config` must be JSON: `{'method': 'ngram'" in err
-    assert "`engine.compilation_config` is missing from the profile" in err and "1 error left to fix" in err
+def test_a_block_that_no_text_says_is_open(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     text = 'LLM("org/m", speculative_config=block())'
     assert _run(["convert", str(write(text, "offline.py"))]) == 1
     assert "the source does not say `speculation`" in capsys.readouterr().err

@@ -97,10 +97,6 @@ def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callab
     assert profile.engine == {"enable_chunked_prefill": False, "enforce_eager": True}
 
 
-def test_a_level_of_compilation_becomes_a_mode(made: Callable[..., Profile]) -> None:
-    assert made("vllm serve org/m --compilation-config 3").engine == {"compilation_config": {"mode": 3}}
-
-
 NETWORK = "the source listens on every interface (no `--host`), this profile on 127.0.0.1 only"
 
 

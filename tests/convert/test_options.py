@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.convert.arguments import command_settings
-from specserve.convert.options import options
+from specserve.convert.arguments import command_settings, options
 from specserve.convert.words import argv_words, plain
 from specserve.diagnostics import Finding
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
 from specserve.cli.up import default_name
-from specserve.convert.options import option_strings
+from specserve.convert.arguments import option_strings
 from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
