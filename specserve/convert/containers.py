@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.convert.forms import at, charted, items, pairs, text_at
+from specserve.convert.host import accelerator_of
 from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount
 from specserve.convert.words import Note, Word, finding, mark, placeholder, unknown
 from specserve.diagnostics import Span
@@ -184,8 +185,9 @@ def _started(
     mounts = [mount(_compose(text) if is_compose else text) for text in _mounted(mapping, parents)]
     if isinstance(uri, Word):
         of_hub = uri.text.removeprefix("hf://") if uri.text.startswith("hf://") else ""
-        mounts += [(of_hub, "/mnt/models")] if of_hub else []  # where KServe puts it
-        if not STARTS.search(text):
+        if STARTS.search(text):
+            mounts += [(of_hub, "/mnt/models")] if of_hub else []  # where KServe puts it
+        else:
             served = at(root, "spec", "model", "name")
             head = ["vllm", "serve", of_hub or mark(uri.text)]
             head += ["--served-model-name", served.text] if isinstance(served, Word) else []
@@ -263,10 +265,10 @@ def _add_surroundings(
     for part in chain:
         found.nodes = found.nodes or at(part, "leaderWorkerTemplate", "size")
         for label, word in pairs(at(part, "nodeSelector")):
-            if isinstance(word, Word) and _LABELS.search(label):
+            if isinstance(word, Word) and _LABELS.search(label) and accelerator_of(word.text):
                 found.accelerator = word
             else:
-                left.append(f"nodeSelector {label}")
+                left.append(f"nodeSelector {label}: {text_at(part, 'nodeSelector', label)}")
         passed = _READ if part is mapping else {*_PASSED, *(key for key, _ in services)}
         for key, value in part.items():
             is_around = any(value is one or one in items(value) for one in chain)

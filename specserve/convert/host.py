@@ -44,7 +44,7 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
 
     def mapped(node: Node, path: str) -> Node:
         found = _PATH.search(str(node.value))
-        if found is None:
+        if found is None or UNKNOWN.fullmatch(found.string):
             return node
         if is_on_host(found[2]):
             text = found.string[: found.start(2)] + on_hosts_path(found[2], given.mounts)
@@ -175,14 +175,9 @@ def set_hardware(given: Launch, sections: Sections) -> Iterator[Note]:
             hardware["count"] = Node(int(text), given.devices.span)
     if given.nodes and given.nodes.text.isdigit() and int(given.nodes.text) > 1:
         hardware["nodes"] = Node(int(given.nodes.text), given.nodes.span)
-    if given.accelerator:
-        if name := accelerator_of(given.accelerator.text):
-            hardware["accelerator"] = Node(name, given.accelerator.span)
-            yield Note("hardware.accelerator", f"the source says {quoted(given.accelerator.text)}")
-        else:
-            named = quoted(given.accelerator.text)
-            text = f"specserve does not know the accelerator {named} of the source"
-            yield Note("", text, given.accelerator.span.line)
+    if given.accelerator and (name := accelerator_of(given.accelerator.text)):
+        hardware["accelerator"] = Node(name, given.accelerator.span)
+        yield Note("hardware.accelerator", f"the source says {quoted(given.accelerator.text)}")
     if nodes and count_of(nodes) > 1 and world % count_of(nodes) == 0 and not is_other:
         hardware |= {
             "count": Node(world // count_of(nodes), nodes.span),

@@ -102,7 +102,7 @@ spec:
   template:
     spec:
       runtimeClassName: nvidia
-      nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB, zone: b}
       initContainers: [{image: vllm/vllm-openai, command: [vllm, serve, no/model]}]
       containers:
       - image: vllm/vllm-openai:v0.32.0
@@ -121,7 +121,8 @@ def test_a_pod_becomes_hardware_paths_of_the_host_and_one_note() -> None:
     assert profile["target"] == {"model": "/data/a"} and "env" not in profile and "engine" not in profile
     assert profile["hardware"] == {"accelerator": "A100-80GB", "count": 4}
     (note,) = [note.text for note in result.notes if note.text.startswith("a profile has no place")]
-    left = "volume /dev/shm`, `namespace: ai`, `replicas: 2`, `runtimeClassName: nvidia`, `initContainers`, "
+    left = "volume /dev/shm`, `namespace: ai`, `replicas: 2`, `nodeSelector zone: b`, `runtimeClassName: nvidia`, "
+    left += "`initContainers`, "
     left += "`memory: 8Gi`"
     assert f"`{left}, `Service llm LoadBalancer`" in note
     said = " ".join(note.text for note in result.notes)
