@@ -52,28 +52,20 @@ def on_host(given: Launch, table: VllmTable) -> Launch:
                 said = f"it is {quoted(found[2])} in the source's container"
                 notes.append(Note(path, said, node.span.line))
             return replace(node, value=text, raw=text)
-        text, span = (
-            f"{quoted(found[2])} is a path of the source's container",
-            replace(node.span, path=path),
-        )
-        unresolved.append(
-            finding("SD105", f"{text}, not of the host", span, help="write the host's path")
-        )
+        text = f"{quoted(found[2])} is a path of the source's container, not of the host"
+        place = replace(node.span, path=path)
+        unresolved.append(finding("SD105", text, place, help="write the host's path"))
         return node
 
     for name, setting in given.settings.items():
         folder = str(setting.node.value) if name == "download_dir" else ""
         if folder.startswith("/") and not is_on_host(folder):
-            text = (
-                f"`{setting.written} {folder}` is left out: the host does not have this path of the"
-            )
-            text += " container"
-            notes.append(Note("", text, setting.place.line))
+            text = f"`{setting.written} {folder}` is left out: the host does not have this path"
+            notes.append(Note("", f"{text} of the container", setting.place.line))
             del settings[name]
         elif name in _PATHS:
-            settings[name] = replace(
-                setting, node=_each(setting.node, place_of(name, table), mapped)
-            )
+            node = _each(setting.node, place_of(name, table), mapped)
+            settings[name] = replace(setting, node=node)
     env = dict(given.env)
     for name, word in given.env.items():
         if word.text.startswith("/"):

@@ -132,7 +132,12 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
     env = dict(found.env)
     for at, word in enumerate(words):
         name = word.text.rpartition("/")[2]
-        inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
+        inner = replace(found, env=env, notes=list(found.notes))
+        wrappers = [one.text for one in words[:at] if not ASSIGNMENT.fullmatch(one.text)]
+        loud = [one for one in wrappers if not _QUIET.fullmatch(one.rpartition("/")[2])]
+        if loud:
+            said = f"{quoted(' '.join(loud))} before the engine is left out"
+            inner.notes.append(Note("", said, words[0].span.line))
         if assigned := ASSIGNMENT.fullmatch(word.text):
             env[assigned[1]] = word.part(assigned.start(2))
         elif name in _CONTAINED and _RUN.match(
@@ -216,14 +221,6 @@ def invocation(words: Sequence[Word]) -> Launch | None:
 def is_command(words: Sequence[str]) -> bool:
     """Whether arguments are the words of one command that starts an engine."""
     return len(words) > 1 and invocation(argv_words(words)[1]) is not None
-
-
-def _before(words: Sequence[Word]) -> list[Note]:
-    """A note about the wrappers before a program."""
-    texts = (word.text for word in words if not ASSIGNMENT.fullmatch(word.text))
-    shown = [text for text in texts if not _QUIET.fullmatch(text.rpartition("/")[2])]
-    said = f"{quoted(' '.join(shown))} before the engine is left out"
-    return [Note("", said, words[0].span.line)] if shown else []
 
 
 def _script(words: Sequence[Word], at: int) -> int | None:
