@@ -209,7 +209,7 @@ def _messages(
             continue
         if message is None or message["event"] == "failed":
             child.wait()  # the log is complete once the process is gone
-            said = str(message["error"]) if message is not None else None
+            said = str(message["error"]) if message is not None else ""
             raise child.death(phase, said=said)
         phase, event = "generating", message["event"]
         yield message

@@ -69,14 +69,11 @@ class CausePattern:
 
     def find(self, log: str) -> re.Match[str] | None:
         """Return the first match."""
-        if not any(literal in log for literal in self.text):
-            return None
-        for match in self.pattern.finditer(log):
-            if self.within is None:
-                return match
+        is_tried = any(literal in log for literal in self.text)
+        for match in self.pattern.finditer(log) if is_tried else ():
             at = match.start()
             start = max(log.rfind(_TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
-            if self.within.search(log, start, at):
+            if self.within is None or self.within.search(log, start, at):
                 return match
         return None
 
@@ -211,20 +208,16 @@ def _without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
 
 
 def died(
-    log_path: Path,
-    phase: str,
-    *,
-    exit_code: int | None,
-    after_s: float | None = None,
-    said: str | None = None,
+    log_path: Path, phase: str, *, exit_code: int | None, after_s: float = 0, said: str = ""
 ) -> LaunchError:
     """Return why vLLM ended without being asked to. `said`: its own report, if the log has none."""
-    how, after = "is gone, and how it ended is not known", ""
-    if exit_code is not None:
-        signalled = f"was killed by {signal_name(-exit_code)}"
-        how = signalled if exit_code < 0 else f"exited with code {exit_code}"
-    if after_s is not None:
-        after = f" after {round(after_s, 1):g}s"
+    if exit_code is None:
+        how = "is gone, and how it ended is not known"
+    elif exit_code < 0:
+        how = f"was killed by {signal_name(-exit_code)}"
+    else:
+        how = f"exited with code {exit_code}"
+    after = f" after {round(after_s, 1):g}s" if after_s else ""
     return _error(f"vLLM {how}{after}, while {phase}", log_path, phase, exit_code, said=said)
 
 
@@ -236,20 +229,14 @@ def stalled(log_path: Path, phase: str, *, limit_s: float) -> LaunchError:
 
 
 def _error(
-    message: str,
-    log_path: Path,
-    phase: str,
-    exit_code: int | None,
-    *,
-    said: str | None = None,
-    hint: str | None = None,
+    message: str, log_path: Path, phase: str, code: int | None, *, said: str = "", hint: str = ""
 ) -> LaunchError:
     """`said` and `hint` count if the log tells no cause."""
     limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
     lines: list[LogLine] = []
     with contextlib.suppress(OSError):
         lines = parse(end_of(log_path, limit_bytes=limit_bytes))
-    cause = find_cause(lines, exit_code=exit_code)
+    cause = find_cause(lines, exit_code=code)
     if not cause.is_known and is_disk_full(log_path):
         cause = Cause(
             "log-disk-full",

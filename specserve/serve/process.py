@@ -25,11 +25,16 @@ from specserve.serve.causes import died
 from specserve.serve.logs import is_disk_full, open_log
 
 # The guard waits for the pid, and for the end of its input: we are gone then, however it came.
-# vLLM's first process may finish its requests; a start that swallows the signal is killed.
+# vLLM's first process may finish its requests; a start that swallows the signal is killed, and
+# Python's resource trackers last: with nobody left they unlink what leaked, and end.
 _GUARD = """
 read -r pid || exit; read -r end
 kill -TERM "$pid" && while kill -0 "-$pid" && [ "$1" -gt 0 ]; do sleep 1; set -- $(($1 - 1)); done
-kill -KILL "-$pid"
+for each in /proc/[0-9]*; do
+  read -r stat < "$each/stat" && set -- ${stat##*) } && [ "$3" = "$pid" ] || continue
+  grep -aq resource_tracker "$each/cmdline" || kill -KILL "${each#/proc/}"
+done
+sleep 3; kill -KILL "-$pid"
 """
 _LAST_WORDS_S = 3.0
 """How long a process that ended gets to complete its log and its messages."""
@@ -146,7 +151,7 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(_LAST_WORDS_S)
 
-    def death(self, phase: str, *, said: str | None = None) -> LaunchError:
+    def death(self, phase: str, *, said: str = "") -> LaunchError:
         """Why it ended without being asked to. `said`: its own report, if the log has none."""
         code, after_s = self._popen.poll(), self.elapsed_s
         return died(self.log_path, phase, exit_code=code, after_s=after_s, said=said)

@@ -62,13 +62,17 @@ class Record:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the process that watches it runs."""
-        return self.is_running(self.watcher)
+        """Whether the process that watches it runs: ids are used again, a reboot begins anew."""
+        start = identity(self.watcher[0])[1]
+        return start > 0 and start == self.watcher[1] and self.boot_id == boot_id()
 
-    def is_running(self, process: Process | None) -> bool:
-        """Whether this very process still runs: ids are used again, and a reboot begins anew."""
-        lives = process is not None and process[1] > 0 and identity(process[0]) == process
-        return lives and self.boot_id == boot_id()
+    @property
+    def is_running(self) -> bool:
+        """Whether any process of vLLM runs; the id of a dead first one stays its session's."""
+        if self.leader is None or self.boot_id != boot_id():
+            return False
+        start = identity(self.leader[0])[1]
+        return start == self.leader[1] if start else bool(session(self.leader[0]))
 
     @property
     def is_sound(self) -> bool:
@@ -195,7 +199,7 @@ def reap(record: Record) -> Record:
 
 def settled(record: Record) -> Record:
     """The record, with how the server ended if neither it nor its watcher runs any more."""
-    if not (record.end or record.is_watched or record.is_running(record.leader)):
+    if not (record.end or record.is_watched or record.is_running):
         with locked(record.name):
             return reap(read(record.name) or record)
     return record
@@ -203,10 +207,7 @@ def settled(record: Record) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One server as it was found, and why it is so if that needs a sentence.
-
-    `record` is None if its state cannot be used.
-    """
+    """One server as it was found, and why so; `record` is None if it cannot be used."""
 
     name: str
     state: State
@@ -253,10 +254,9 @@ def observe(name: str) -> Seen | None:
 def only_server(name: str | None) -> Record:
     """The server of that name, or the only one there is. Raises UsageError and FactError."""
     known = names() if name is None else [name]
-    if not known:
-        raise UsageError("there is no server", hint="`specserve up PROFILE --detach` starts one")
-    if len(known) > 1:
-        raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint="name one")
+    if len(known) != 1:
+        hint = "name one; `specserve up PROFILE --detach` starts one"
+        raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint=hint)
     if (record := read(known[0])) is None:
         hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
         raise UsageError(f"there is no server {known[0]!r}", hint=hint)

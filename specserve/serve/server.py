@@ -128,14 +128,12 @@ class RunningServer:
                     os.kill(child.pid, number)
             else:
                 child.send_all(number, spares_trackers=False)
-            deadline, has_leader = began_s + grace_s, True
-            while time.monotonic() < deadline and child.members():
-                if has_leader and not child.is_running():
-                    has_leader = False
-                    deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
+            ends_s = began_s + grace_s
+            while child.is_running() and time.monotonic() < ends_s and self.stop.count < 2:
+                self.stop.wait(0.05)  # or for a second Ctrl-C
+            ends_s = min(ends_s, time.monotonic() + _ORPHAN_GRACE_S)
+            while child.members() and time.monotonic() < ends_s and self.stop.count < 2:
                 self.stop.wait(0.05)
-                if self.stop.count >= 2:  # a second Ctrl-C
-                    break
         killed = child.clear()
         self._emit(events.Stopped(time.monotonic() - began_s, killed=killed))
 

@@ -87,9 +87,9 @@ def launch(
             try:
                 message = pipe.recv() if pipe.poll(0.1) else None
             except (EOFError, OSError):
-                message = LaunchError(f"specserve ended, so `{name}` did: see {log_path}")
                 if sent:
-                    message = Interrupted("it was stopped before it began", exit_code=143)
+                    raise Interrupted("it was stopped before it began", exit_code=143) from None
+                message = LaunchError(f"specserve ended, so `{name}` did: see {log_path}")
             if isinstance(message, Record):
                 return message
             if isinstance(message, SpecserveError):
@@ -111,7 +111,7 @@ class Watch:
         name = self.record.name
         with records.locked(name):
             if before := records.read(name):
-                if before.is_watched or before.is_running(before.leader):
+                if before.is_watched or before.is_running:
                     hint = f"`specserve down {name}` stops it; `--name` gives this one another name"
                     raise LaunchError(f"`{name}` is already running at {before.url}", hint=hint)
                 reap(before)
@@ -180,7 +180,7 @@ def stop_server(name: str, *, stop: StopRequest) -> Record | None:
     Raises FactError if its file stays.
     """
     record, sent = _read_patiently(name), 0
-    while record is not None and (record.is_watched or record.is_running(record.leader)):
+    while record is not None and (record.is_watched or record.is_running):
         if record.is_watched and sent < 1 + (stop.count >= 2):  # a second Ctrl-C
             sent += 1
             with contextlib.suppress(OSError):

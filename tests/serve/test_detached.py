@@ -69,15 +69,6 @@ def nothing_is_left(record: Record) -> bool:
     return not (session(record.leader[0]) or shared)
 
 
-def wait_until_nothing_is_left(record: Record) -> None:
-    """The guard of a server that was left alone kills what stays, shortly after."""
-    assert record.leader is not None
-    deadline = time.monotonic() + 60
-    while session(record.leader[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def wait_for(name: str, state: str) -> Seen:
     deadline = time.monotonic() + 60
     while True:
@@ -136,8 +127,7 @@ def test_both_processes_may_be_killed_and_the_next_command_tidies_up(start: Star
     os.kill(record.watcher[0], signal.SIGKILL)
     os.kill(record.leader[0], signal.SIGKILL)
     assert "how it ended is not known" in wait_for("demo", "dead").detail
-    stop_now()
-    wait_until_nothing_is_left(record)
+    assert nothing_is_left(record)
 
 
 @pytest.mark.parametrize("fault", ["ignore-sigterm", "orphan"])
@@ -149,7 +139,7 @@ def test_a_server_without_its_watcher_that_does_not_end_is_killed_after_its_time
     if fault == "ignore-sigterm":
         assert "was killed" in wait_for("demo", "stopping").detail
     stop_now()
-    wait_until_nothing_is_left(record)
+    assert nothing_is_left(record)
     assert observe("demo") is None
 
 

@@ -95,7 +95,7 @@ class LoadGenerator:
                 continue
             if message is None or (message["event"] == "failed" and "pass" not in message):
                 self._child.wait()
-                said = str(message["error"]) if message is not None else None
+                said = str(message["error"]) if message is not None else ""
                 error = self._child.death("running its load generator", said=said)
                 if said and "No module named 'vllm" in said:
                     error.hint = "in a clone, `pip install '.[vllm]'` or `make setup` installs it"

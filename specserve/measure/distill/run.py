@@ -136,7 +136,7 @@ def train(
                 return message
             if message is None or message["event"] == "failed":
                 child.wait()
-                said = str(message["error"]) if message else None
+                said = str(message["error"]) if message else ""
                 raise child.death("train", said=said)
             on_event(message)
         raise Interrupted(kept, exit_code=128 + (stop.signal or signal.SIGINT))
