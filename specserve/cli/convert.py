@@ -27,13 +27,14 @@ def convert(
 ) -> None:
     """Turn an old launch (a command, script, program or process) into a profile.
 
-    convert reads `vllm serve`, api_server, `docker run`, compose, Kubernetes, KServe, systemd
-    services, production-stack's values, `LLM(…)` and `subprocess` in Python, and SGLang's flags.
-    Each change is a comment in the profile and a note on stderr. It executes nothing and writes no
-    secret. Exit code 1: a value is missing, or an error is left.
+    convert reads `vllm serve`, api_server, `docker run` and `inspect`, compose, Kubernetes, KServe,
+    production-stack's values, systemd services, files for `--config`, `LLM(…)` and `subprocess` in
+    Python, and SGLang's flags. Each change is a comment in the profile and a note on stderr. It
+    executes nothing and writes no secret. Exit code 1: a value is missing, or an error is left.
 
     \b
     specserve convert serve.sh -o my.yaml
+    docker inspect vllm | specserve convert -
     specserve convert --pid 4711 -o my.yaml
     specserve convert -- vllm serve org/model --speculative-model org/draft …
     """

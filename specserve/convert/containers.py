@@ -1,4 +1,4 @@
-"""Containers in YAML: compose files, manifests of Kubernetes, and values of production-stack."""
+"""Containers in YAML: compose, Kubernetes, production-stack; vLLM's own file of arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.convert.forms import at, charted, items, pairs, text_at
+from specserve.convert.arguments import options, words_of
+from specserve.convert.forms import at, charted, inspected, items, pairs, text_at
 from specserve.convert.host import accelerator_of
 from specserve.convert.launch import STARTS, Launch, in_container, is_image, mount
 from specserve.convert.words import Note, Word, finding, mark, placeholder, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.problems import Stop
-from specserve.profile.source import Builder
+from specserve.profile.source import Builder, parse
 from specserve.profile.values import Node
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
@@ -72,13 +73,26 @@ def containers(text: str, *, file: str) -> list[Launch]:
         if any(isinstance(at(spec, "modelURL"), Word) for spec in models):
             found += _of_chart(root, documents)
             continue
+        if isinstance(config := at(root, "Config"), dict) and isinstance(at(config, "Image"), Word):
+            found += _started("", (), inspected(root, config), documents)
+            continue
         for name, parents, mapping in _mappings(root):
             if any(key in mapping for key in _HELM):
                 raise helm
             found += _started(name, parents, mapping, documents)
     if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
         raise helm
-    return found
+    given = None if found else _of_config(documents, text, file=file)
+    return [given] if given else found
+
+
+def _of_config(documents: list[Any], text: str, *, file: str) -> Launch | None:
+    """vLLM's own file of arguments, as `vllm serve --config` takes it: flags as keys."""
+    tree = parse(text.encode(), file=file)[0] if len(documents) == 1 else None
+    words, known = words_of(tree) if tree else [], options()
+    flags = [word.text.replace("_", "-") for word in words if word.text.startswith("--")]
+    is_ours = "--model" in flags and sum(flag in known for flag in flags) * 2 > len(flags)
+    return Launch("vllm", Word("vllm", words[0].span), words) if is_ours else None
 
 
 def _of_chart(root: Any, documents: list[Any]) -> list[Launch]:

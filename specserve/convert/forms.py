@@ -1,6 +1,7 @@
-"""What lies where in YAML of containers, and the containers that production-stack's chart makes.
+"""What describes a container in words of its own: production-stack's chart, `docker inspect`.
 
-Source: helm/templates/deployment-vllm-multi.yaml of vllm-project/production-stack.
+Sources: helm/templates/deployment-vllm-multi.yaml of vllm-project/production-stack;
+docs.docker.com/reference/cli/docker/inspect.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ _OF_CONFIG = (
     "gpuMemoryUtilization maxLoras"
 ).split()
 _OPEN = "enableLoRA enableTool toolCallParser chatTemplate lmcacheConfig raySpec".split()
+_OF_IMAGE = re.compile(
+    r"PATH|HOME|HOSTNAME|LANG|LC_ALL|DEBIAN_FRONTEND|(CUDA|NCCL|PYTHON)_VERSION|PYTHON_SHA256|GPG_KEY"
+    r"|(NV|NVIDIA|UV)_\w+|NVARCH|TORCH_CUDA_ARCH_LIST|VLLM_(USAGE_SOURCE|(BUILD|IMAGE)_\w+)"
+    r"|(LD_)?LIBRARY_PATH"
+)
+"""Variables that the images of vLLM and NVIDIA set themselves."""
 _READ = frozenset("modelURL vllmConfig hf_token repository tag requestGPU requestGPUType".split())
 
 
@@ -69,3 +76,31 @@ def charted(spec: Mapped) -> tuple[Mapped, list[str]]:
     # vLLM has one engine, whatever `v1` says
     left = [f"vllmConfig.{key}" for key in config if key not in ("v0", "v1")]
     return container, left + [key for key in _OPEN if key in spec]
+
+
+def inspected(root: Mapped, config: Mapped) -> Mapped:
+    """The container of `docker inspect`, with compose's keys."""
+    host, place = root.get("HostConfig"), config["Image"].span
+    request = at(host, "DeviceRequests")
+    chosen = ",".join(word.text for word in items(at(request, "DeviceIDs")))
+    texts = {
+        "gpus": f"device={chosen}" if chosen else text_at(request, "Count").replace("-1", "all"),
+        "shm_size": text_at(host, "ShmSize"),
+        "ipc": text_at(host, "IpcMode"),
+        "container_name": text_at(root, "Name").lstrip("/"),
+    }
+    unset = ("", "0", "private", "67108864")
+    named = [word for word in items(config.get("Env")) if isinstance(word, Word)]
+    return {
+        "image": config["Image"],
+        "entrypoint": config.get("Entrypoint"),
+        "command": config.get("Cmd"),
+        "environment": [word for word in named if not _OF_IMAGE.fullmatch(word.text.split("=")[0])],
+        "volumes": [
+            Word(f"{text_at(one, 'Source')}:{text_at(one, 'Destination')}", place)
+            for one in items(root.get("Mounts"))
+            if text_at(one, "Type") == "bind"
+        ],
+        **({"ports": ports} if (ports := at(host, "PortBindings")) else {}),
+        **{key: Word(text, place) for key, text in texts.items() if text not in unset},
+    }

@@ -21,8 +21,14 @@ from specserve.metrics.prometheus import read
 from specserve.profile.source import COMMAND
 
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
+_INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
 _VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
-_OPEN = ("tensor_parallel_size", "quantization", "kv_cache_dtype", "max_num_seqs")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_CACHE = {
+    "cache_dtype": "--kv-cache-dtype",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+}
+_OPEN = ("tensor_parallel_size", "quantization", "max_num_seqs")
 """What decides most of a server, and no endpoint tells."""
 
 
@@ -97,6 +103,7 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
         f"{name}={one.get('root')}" for name, one in models.items() if one.get("parent")
     ]:
         words += ["--enable-lora", "--lora-modules", *adapters]
+    words += _of_cache(text)
     version = _VERSION.search(text)
     given = Launch("vllm", Word("vllm", _PLACE), version=version[1] if version else "")
     said = [(f"the server does not tell {', '.join(map(quoted, _OPEN))} and other options", "")]
@@ -115,3 +122,21 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
         given.unresolved.append(finding("SD105", message, Span(url, 1, path=path), help=help))
     given.words = argv_words(words)[1][2:]
     return with_settings(given, folder=Path.cwd())
+
+
+def _of_cache(text: str) -> list[str]:
+    """The options that the labels of the cache's metric tell."""
+    info = _INFO.search(text)
+    cache = dict(_LABEL.findall(info[1])) if info else {}
+    told = [
+        f"{flag}={cache[name]}"
+        for name, flag in _OF_CACHE.items()
+        if cache.get(name, "auto") != "auto"
+    ]
+    if cache.get("user_specified_block_size") == "True":
+        told.append(f"--block-size={cache.get('block_size')}")
+    return (
+        [*told, "--no-enable-prefix-caching"]
+        if cache.get("enable_prefix_caching") == "False"
+        else told
+    )

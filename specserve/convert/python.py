@@ -1,6 +1,6 @@
 """Launches in Python: `LLM(…)`, and commands that a program starts. Nothing is run.
 
-Literals are read, names that are set once, and defaults: of parameters and the environment.
+Literals are read, names that are set once, and defaults: of parameters, argparse, the environment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specserve.vllm.versions import newest
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
 _RUNS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "split")
+_PARSED = ("args", "opts", "options", "opt")
 _MOST_NAMES = 100
 """Names that are looked up for one value: a list of lists of names grows without bounds."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -52,8 +53,9 @@ class PythonSource:
         self.set_times = Counter(names)
         self.assigned: dict[tuple[_Scope, str], ast.expr] = {}
         self.defaults: dict[tuple[_Scope, str], ast.expr] = {}
+        self.options: dict[str, Any] = {}
         self.taken: dict[str, None] = {}
-        """The parameters and variables whose defaults a value is made of."""
+        """The parameters, options and variables whose defaults a value is made of."""
         for node in self.nodes:
             match node:
                 case (
@@ -66,11 +68,24 @@ class PythonSource:
                     pairs = [*zip(last_ones, reversed(args.defaults), strict=False)]
                     pairs += zip(args.kwonlyargs, args.kw_defaults, strict=True)  # type: ignore[arg-type]
                     self.defaults |= {(node, arg.arg): held for arg, held in pairs if held}
+                case ast.Call(func=ast.Attribute(attr="add_argument"), args=flags, keywords=words):
+                    texts = [flag.value for flag in flags if isinstance(flag, ast.Constant)]
+                    self._add_option(max(map(str, texts), key=len, default=""), words)
 
     def _visit(self, node: ast.AST, scope: _Scope) -> None:
         self.scopes[node] = scope
         for child in ast.iter_child_nodes(node):
             self._visit(child, node if isinstance(node, _Function | ast.Lambda) else scope)
+
+    def _add_option(self, flag: str, keywords: list[ast.keyword]) -> None:
+        """What argparse makes of an option that nobody gives."""
+        said = {item.arg: self._value(item.value) for item in keywords if item.arg}
+        name = str(said.get("dest") or flag.lstrip("-").replace("-", "_"))
+        switches = {"store_true": False, "store_false": True}
+        value = said.get("default", switches.get(str(said.get("action"))))
+        if said.get("required") is True or not flag.startswith("-"):
+            value = unknown(name)
+        self.options[name] = value if self.options.get(name, value) == value else unknown(name)
 
     def span(self, node: ast.expr | ast.keyword) -> Span:
         """The place of a node in the source."""
@@ -116,7 +131,14 @@ class PythonSource:
                 _name(holder) == "environ"
             ):
                 return unknown(name)
-            case ast.Attribute(attr=name):
+            case ast.Attribute(value=holder, attr=name):
+                source = self.assigned.get((self.scopes.get(node), _name(holder)), holder)
+                parsed = isinstance(source, ast.Call) and _name(source.func).startswith("parse_")
+                if name in self.options and (parsed or _name(holder) in _PARSED):
+                    value = self.options[name]
+                    is_open = isinstance(value, str) and unresolved(value)
+                    self.taken |= {} if is_open else {name: None}
+                    return value
                 return unknown(name)
         return unknown("an expression")
 

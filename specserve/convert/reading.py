@@ -26,7 +26,9 @@ from specserve.vllm.versions import newest
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(|^import \w+$", re.M)
-_YAML = re.compile(r"^[ \t{-]*\"?(image|services|apiVersion|servingEngineSpec)\"?[ \t]*:", re.M)
+_YAML = re.compile(
+    r"^[ \t{-]*\"?(image|services|apiVersion|Config|servingEngineSpec|model)\"?[ \t]*:", re.M
+)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 
 

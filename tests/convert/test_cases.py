@@ -19,6 +19,26 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 KEEPS_IMAGE = "`specserve render --image vllm/vllm-openai:v0.27.1"
 
 CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
+    "docker-inspect.json": (
+        0,
+        {
+            "vllm": ">=0.32,<0.33", "target": {"model": "/srv/models/qwen", "tensor_parallel_size": 2},
+            "speculation": NGRAM, "hardware": {"count": 2},
+            "env": {"VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_VISIBLE_DEVICES": "2,3"},
+        },
+        ["`HF_TOKEN` is left out", "it is `/models/qwen` in the source's container", "`ipc: host`"],
+    ),
+    "vllm-config.yaml": (
+        0,
+        {
+            "target": LONG, "speculation": NGRAM, "server": {"host": "127.0.0.1", "port": 8001},
+            "engine": {
+                "enable_prefix_caching": False, "enable_chunked_prefill": False, "trust_remote_code": True,
+                "compilation_config": {"cudagraph_mode": "PIECEWISE"},
+            },
+        },
+        [],
+    ),
     "array-changed-in-if.sh": (1, {"target": SHORT}, ['adds `$X` only if `[ -n "${EXTRA:-}" ]`']),
     "bash-lc.yaml": (
         0,

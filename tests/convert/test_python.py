@@ -32,7 +32,7 @@ def keywords(text: str) -> dict[str, Any]:
         ("LLM('m', x=dict(method='ngram'))", {"model": "m", "x": {"method": "ngram"}}),
         ("K = {'seed': 1}\nLLM('m', **K)", {"model": "m", "seed": 1}),
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
-        ("p.add_argument('--tp', default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": unknown("tp")}),
+        ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": 4}),
         ("def f(tp=2):\n    LLM('m', x=tp)\ndef g(tp=3):\n    pass", {"model": "m", "x": 2}),
         ("LLM('org/' + 'm')", {"model": "org/m"}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
@@ -87,7 +87,7 @@ def test_what_only_a_run_decides_is_left_open(text: str) -> None:
 
 
 def test_defaults_are_taken_with_a_note() -> None:
-    text = "def f(tp=2):\n    LLM('org/m', tensor_parallel_size=tp)"
+    text = "p.add_argument('--tp', default=2)\nLLM('org/m', tensor_parallel_size=p.parse_args().tp)"
     (start,) = read(text, file="x.py", folder=Path("nowhere"))
     assert [note.text for note in start.notes] == [
         "the profile has the program's defaults of `tp`, which a run may change"
