@@ -60,9 +60,13 @@ def test_kill_9_of_a_process_is_named(
     server.names_cause(cause)
 
 
-def test_vllm_goes_with_specserve(server: Server) -> None:
+@pytest.mark.parametrize("is_ready", [True, False], ids=["serving", "while it starts"])
+def test_vllm_goes_with_specserve(server: Server, is_ready: bool) -> None:
     server.up()
-    server.wait_ready()
+    if is_ready:
+        server.wait_ready()
+    else:
+        server.member("EngineCore")
     assert server.process is not None
     server.process.kill()
     server.ends_with(-signal.SIGKILL)
