@@ -34,14 +34,22 @@ def test_it_ends_cleanly_again_and_again(server: Server, way: str, cycle: int) -
     else:
         server.wait_ready()
     assert server.process is not None
-    if way == "open stream":
-        body = {"model": "demo", "prompt": "def f(", "max_tokens": 400, "stream": True, "ignore_eos": True}
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_LIMIT_S)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        connection.getresponse().readline()
-    server.note()
-    server.process.send_signal(signal.SIGTERM if way == "open stream" else signal.SIGINT)
-    server.ends_with(130 if way == "while it starts" else 0)
+    with contextlib.ExitStack() as stack:
+        if way == "open stream":
+            body = {
+                "model": "demo",
+                "prompt": "def f(",
+                "max_tokens": 400,
+                "stream": True,
+                "ignore_eos": True,
+            }
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_LIMIT_S)
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            stack.enter_context(connection.getresponse()).readline()
+        server.note()
+        server.process.send_signal(signal.SIGTERM if way == "open stream" else signal.SIGINT)
+        server.ends_with(130 if way == "while it starts" else 0)
     server.leaves_nothing()
 
 
