@@ -44,6 +44,7 @@ def test_it_ends_cleanly_again_and_again(server: Server, way: str, cycle: int) -
                 "ignore_eos": True,
             }
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_LIMIT_S)
+            stack.callback(connection.close)
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             stack.enter_context(connection.getresponse()).readline()
