@@ -29,7 +29,7 @@ SIGNS = {
     Phase.DOWNLOAD: r"^Fetching \d+ files|^Downloading ",
     Phase.WEIGHTS: r"^Starting to load model |^Loading (drafter model|\w+ checkpoint|weights)",
     Phase.COMPILE: r"torch\.compile(?: took|$)|^Warming up model for the compilation",
-    Phase.KV_CACHE: r"^Available KV cache memory|KV cache size: ",
+    Phase.KV_CACHE: r"^Available KV cache memory|KV cache size: |GiB (memory )?for KV [Cc]ache",
     Phase.GRAPHS: r"Capturing CUDA graphs?\b",
     Phase.API: r"^Starting vLLM (API )?server|Waiting for application startup",
 }

@@ -64,6 +64,11 @@ def test_a_draft_is_downloaded_after_the_target_was_loaded_and_the_cpu_compiles_
     assert next_phase(Phase.KV_CACHE, warming) is Phase.COMPILE
 
 
+def test_a_node_that_only_computes_has_loaded_when_it_sets_its_kv_cache_aside() -> None:
+    line = LogLine("Explicitly set (0.25/17.59) GiB for KV cache on node 0.", "Worker_TP1", "INFO")
+    assert next_phase(Phase.WEIGHTS, line) is Phase.KV_CACHE
+
+
 def test_every_sign_is_seen_in_a_start_that_vllm_really_prints() -> None:
     lines = [LogLine(text) for text in GPU_START] + parse(end_of(LOGS / "healthy_text.log"))
     for phase, sign in SIGNS.items():
