@@ -31,7 +31,7 @@ _GUARD = """
 read -r pid || exit; read -r end
 kill -TERM "$pid" && while kill -0 "-$pid" && [ "$1" -gt 0 ]; do sleep 1; set -- $(($1 - 1)); done
 for each in /proc/[0-9]*; do
-  read -r stat < "$each/stat" && set -- ${stat##*) } && [ "$3" = "$pid" ] || continue
+  read -r stat < "$each/stat" && set -- ${stat##*) } && [ "$4" = "$pid" ] || continue
   grep -aq resource_tracker "$each/cmdline" || kill -KILL "${each#/proc/}"
 done
 sleep 3; kill -KILL "-$pid"

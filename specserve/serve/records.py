@@ -201,7 +201,8 @@ def settled(record: Record) -> Record:
     """The record, with how the server ended if neither it nor its watcher runs any more."""
     if not (record.end or record.is_watched or record.is_running):
         with locked(record.name):
-            return reap(read(record.name) or record)
+            now = read(record.name)  # None: another command cleared it meanwhile, which stays so
+            return reap(now) if now else replace(record, end="it was stopped")
     return record
 
 
@@ -237,9 +238,8 @@ def observe(name: str) -> Seen | None:
         return Seen(name, "stopping", "the specserve that watched it was killed", record)
     if record.state != "ready":
         return Seen(name, record.state, "", record)
-    rate = None
-    if found := requests.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S):
-        rate = found.total.acceptance.acceptance_rate
+    found = requests.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
+    rate = found.total.acceptance.acceptance_rate if found else None
     for process in session(record.leader[0]) if record.leader else ():
         with contextlib.suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:

@@ -23,10 +23,7 @@ MOST_BYTES = 16 << 20
 _PATIENCE, _CONNECT_S = 3, 5.0
 """All of an answer may take this many times as long as the wait for any of it."""
 _LIMIT, _MOST_QUOTED = 300, 4096
-KEY_HINT = (
-    "set `VLLM_API_KEY` to the server's key; for a detached server, the variable that its profile"
-    " names"
-)
+KEY_HINT = "set `VLLM_API_KEY` and name the URL; for a detached server, set its profile's variable"
 _ADDRESS_HINT = (
     "give the root URL of a vLLM server, such as http://127.0.0.1:8000; `specserve ps` lists"
     " detached servers"
@@ -184,10 +181,7 @@ def failing(server: Endpoint) -> Iterator[None]:
     try:
         yield
     except ConnectionRefusedError as error:
-        hint = (
-            "`specserve ps` lists detached servers, also one that is starting;"
-            " `specserve up PROFILE` starts one"
-        )
+        hint = "`specserve ps` lists detached servers, also one that is starting; `up` starts one"
         raise TrafficError(f"nothing listens at {root}", hint=hint) from error
     except TimeoutError as error:
         raise TrafficError(f"the server at {root} has sent nothing for too long") from error

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds per log line")
     parser.add_argument("--shutdown-timeout", type=float)
     args = parser.parse_args()
-    engine = _start_engine()
+    engine = _start_engine(group=0 if args.fault == "orphan" else None)
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         if args.fault != "orphan":
@@ -82,7 +82,7 @@ def main() -> None:
     _serve(args, engine)
 
 
-def _start_engine() -> subprocess.Popen[bytes]:
+def _start_engine(*, group: int | None) -> subprocess.Popen[bytes]:
     """A process that ignores the polite signals, as a busy engine core does."""
     code = (
         "import signal, sys, time\n"
@@ -94,7 +94,9 @@ def _start_engine() -> subprocess.Popen[bytes]:
         "time.sleep(600)"
     )
     return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", code, str(os.getpid())], stdout=subprocess.PIPE
+        [sys.executable, "-S", "-E", "-c", code, str(os.getpid())],
+        stdout=subprocess.PIPE,
+        process_group=group,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +71,11 @@ def test_a_record_of_other_types_is_refused_since_signals_go_to_what_it_names(ke
 def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid server name"):
         records.path_of(name)
+
+
+def test_a_record_that_was_cleared_meanwhile_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+    assert records.settled(RECORD).end
+    assert records.names() == []
