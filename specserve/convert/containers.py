@@ -132,9 +132,7 @@ def _plain(node: Node, lines: list[str]) -> Any:
     if node.value is None:
         return None
     span, text = node.span, str(node.value) if node.raw is None else node.raw
-    if lines[span.line - 1][span.column - 1 :].startswith(
-        (">", "|")
-    ):  # a block begins on the line below
+    if lines[span.line - 1][span.column - 1 :].startswith((">", "|")):  # begins a line below
         span = Span(span.file, span.line + 1, span.column, span.end_line, span.end_column)
     return Word(text, span)
 

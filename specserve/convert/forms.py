@@ -87,9 +87,11 @@ def inspected(root: Mapped, config: Mapped) -> Mapped:
         "gpus": f"device={chosen}" if chosen else text_at(request, "Count").replace("-1", "all"),
         "shm_size": text_at(host, "ShmSize"),
         "ipc": text_at(host, "IpcMode"),
+        "mem_limit": text_at(host, "Memory"),
+        "restart": text_at(host, "RestartPolicy", "Name"),
         "container_name": text_at(root, "Name").lstrip("/"),
     }
-    unset = ("", "0", "private", "67108864")
+    unset = ("", "0", "no", "private", "67108864")
     named = [word for word in items(config.get("Env")) if isinstance(word, Word)]
     return {
         "image": config["Image"],

@@ -171,9 +171,9 @@ class PythonSource:
     def _called(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
         """`dict(…)` and vLLM's `…Config(…)` as mappings, `str(X)`, a default of the environment."""
         name = _name(function)
-        if not args and (name == "dict" or name.endswith("Config")):
+        if name == "dict" or (not args and name.endswith("Config")):
             pairs = [(ast.Constant(one.arg) if one.arg else None, one.value) for one in keywords]
-            return self._mapping([*pairs])
+            return self._mapping([*((None, one) for one in args), *pairs])
         if args and name in ("str", "int", "float"):
             return text_of(self._value(args[0])) if name == "str" else self._value(args[0])
         holder = _name(function.value) if isinstance(function, ast.Attribute) else ""
@@ -271,9 +271,9 @@ def launches(text: str, *, file: str) -> list[Launch]:
                 ast.keyword(arg="env", value=value)
                 | ast.Call(func=ast.Attribute(attr="env"), args=[value])  # of an image of Modal
             ) if isinstance(held := source.value(value), dict):
-                for name, item in held.items():
-                    if not unresolved(name):
-                        env[name] = Word(text_of(item), source.span(value))
+                for name in (name for name in held if not unresolved(name)):
+                    for kept in (env, *(one.env for one in found if one.words and not found[1:])):
+                        kept[name] = Word(text_of(held[name]), source.span(value))
             case ast.Call(func=function) if (name := _name(function)) in ENGINES:
                 start = Word(f"{name}(…)", source.span(node))
                 settings = _keywords(node, source)

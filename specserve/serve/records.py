@@ -255,8 +255,8 @@ def only_server(name: str | None) -> Record:
     """The server of that name, or the only one there is. Raises UsageError and FactError."""
     known = names() if name is None else [name]
     if len(known) != 1:
-        hint = "name one; `specserve up PROFILE --detach` starts one"
-        raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint=hint)
+        text = f"there are {len(known) or 'no'} servers: {', '.join(known)}".rstrip(": ")
+        raise UsageError(text, hint="name one; `specserve up PROFILE --detach` starts one")
     if (record := read(known[0])) is None:
         hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
         raise UsageError(f"there is no server {known[0]!r}", hint=hint)

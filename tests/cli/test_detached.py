@@ -112,13 +112,14 @@ def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str
     for words in (
         ["down", "demo"],
         ["logs", "demo"],
-        ["logs"],
         ["down"],
         ["down", "demo", "--all"],
         ["down", "--", "--help"],
     ):
         assert run(words) == 2
         assert capsys.readouterr().err.startswith("error: ")
+    assert run(["logs"]) == 2
+    assert capsys.readouterr().err.startswith("error: there are no servers\n")
 
 
 def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,10 @@ CASES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
             "speculation": NGRAM, "hardware": {"count": 2},
             "env": {"VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_VISIBLE_DEVICES": "2,3"},
         },
-        ["`HF_TOKEN` is left out", "it is `/models/qwen` in the source's container", "`ipc: host`"],
+        [
+            "`HF_TOKEN` is left out", "it is `/models/qwen` in the source's container", "`ipc: host`",
+            "`mem_limit: 68719476736`", "`restart: always`",
+        ],
     ),
     "vllm-config.yaml": (
         0,

@@ -52,9 +52,16 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
-    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nmodal.Image.env({'C': '2'})\nLLM('m')\n"
+    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nmodal.Image.env(dict(os.environ, C='2'))\nLLM('m')\n"
     (call,) = launches(text + "os.environ['LATER'] = '1'", file="x.py")
     assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1", "C": "2"}
+
+
+@pytest.mark.parametrize("env", ["dict(os.environ, A='0')", "{**os.environ, 'A': '0'}"])
+def test_the_environment_given_to_the_only_command_is_its_own(env: str) -> None:
+    for text in (f"run(['vllm', 'serve', 'm'], env={env})", f"c = ['vllm', 'serve', 'm']\nrun(c, env={env})"):
+        (call,) = launches(text, file="x.py")
+        assert {name: word.text for name, word in call.env.items()} == {"A": "0"}
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
