@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ def of_process(pid: int) -> Launch:
         process = psutil.Process(pid)
         words, found = _launched(process)
         if not found:
-            family = [*process.parents(), *process.children()]
-            near = next((other.pid for other in family if _launched(other)[1]), None)
+            near = None
+            for other in (*process.parents(), *process.children()):
+                with suppress(psutil.Error):  # it may end meanwhile
+                    near = near or (other.pid if _launched(other)[1] else None)
             hint = f"`specserve convert --pid {near}` reads the vLLM beside it" if near else None
             what = f" ({quoted(words[0].text)})" if words else ""
             raise UsageError(f"process {pid}{what} is not the first process of a vLLM", hint=hint)

@@ -230,9 +230,6 @@ def _added(profile: Profile, table: VllmTable) -> Iterator[Origin]:
     if QUIET_PATHS in known and not {QUIET_PATHS, "disable_uvicorn_access_log"} & said:
         why = "`up`, `watch` and probes ask for these every few seconds: the log stays readable"
         yield Origin(QUIET_PATHS, "/health,/metrics", None, why)
-    if profile.speculation and PER_REQUEST_METRICS in known.keys() - said:
-        why = "`specserve ask` shows the acceptance of its own request"
-        yield Origin(PER_REQUEST_METRICS, "summary", None, why)
 
 
 def _variables(profile: Profile, *, platform: str) -> Iterator[Origin]:

@@ -137,9 +137,10 @@ def test_an_error_in_the_middle_of_a_stream_is_no_answer(tmp_path: Path) -> None
         "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
         "extra_body": {}, "api_key_env": None, "ssl_verify": True,
     }  # fmt: skip
+    steps = {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]}
     with closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver:
         found: list[Request] = []
-        for script in (Script(breaks="error"), Script()):
+        for script in (Script(breaks="error"), Script(summary=steps)):
             with serving(script) as url:
                 found += driver.send(url, traffic).requests
     broken, whole = found

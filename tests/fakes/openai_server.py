@@ -29,6 +29,7 @@ class Script:
     key: str | None = None
     speculates: bool = True
     shows_metrics: bool = True
+    summary: dict[str, Any] | None = None
     other_requests: int = 0
     """How many requests of others finish while ours runs."""
     models: tuple[str, ...] = ("demo", "demo-lora")
@@ -154,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         if script.usage:
             last: dict[str, Any] = {"id": "x", "object": "o", "created": 1, "model": "demo", "choices": []}
             last["usage"] = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+            if self.script.summary is not None:
+                last["metrics"] = {"speculative_decoding": self.script.summary}
             yield json.dumps(last)
         yield "[DONE]"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,9 @@ METHODS = {
 
 def as_text(plan: LaunchPlan) -> str:
     """The command, without what depends on where the repository lies."""
-    return shell(plan.argv, plan.env).replace(str(ROOT), "@@ROOT@@")
+    in_json = json.dumps(str(ROOT))[1:-1]
+    words = [word.replace(str(ROOT), "@@ROOT@@").replace(in_json, "@@ROOT@@") for word in plan.argv]
+    return shell(words, plan.env)
 
 
 @pytest.mark.parametrize(("method", "name"), METHODS.items())

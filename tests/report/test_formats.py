@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_three_findings_in_each_format(
     golden(f"report/{name}", form(three))
 
 
-def test_what_did_not_run_is_in_every_format() -> None:
+def test_what_did_not_run_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # its paths begin at the repository
     skipped = (Skipped("a.yaml", "models", "no network", "unreachable", "go online"),)
     assert concise([], skipped=skipped) == "a.yaml:1:1: skipped[models] no network\n"
     said = "a.yaml: not fully checked (models): no network"

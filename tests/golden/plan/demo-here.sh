@@ -13,5 +13,4 @@ VLLM_PLUGINS=mine,specserve_vllm_cpu \
   --port 8000 \
   --shutdown-timeout 25 \
   --disable-access-log-for-endpoints /health,/metrics \
-  --per-request-spec-decode-metrics summary \
   --kv-cache-memory-bytes 2684354560

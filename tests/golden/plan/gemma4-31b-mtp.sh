@@ -11,5 +11,4 @@ vllm serve google/gemma-4-31B-it \
   --host 127.0.0.1 \
   --port 8000 \
   --shutdown-timeout 25 \
-  --disable-access-log-for-endpoints /health,/metrics \
-  --per-request-spec-decode-metrics summary
+  --disable-access-log-for-endpoints /health,/metrics

@@ -6,5 +6,4 @@ vllm serve meta-llama/Llama-3.1-8B-Instruct \
   --host 127.0.0.1 \
   --port 8000 \
   --shutdown-timeout 25 \
-  --disable-access-log-for-endpoints /health,/metrics \
-  --per-request-spec-decode-metrics summary
+  --disable-access-log-for-endpoints /health,/metrics

@@ -9,5 +9,4 @@ vllm serve Qwen/Qwen3-8B \
   --host 127.0.0.1 \
   --port 8000 \
   --shutdown-timeout 25 \
-  --disable-access-log-for-endpoints /health,/metrics \
-  --per-request-spec-decode-metrics summary
+  --disable-access-log-for-endpoints /health,/metrics
