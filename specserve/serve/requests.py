@@ -181,7 +181,8 @@ def failing(server: Endpoint) -> Iterator[None]:
     try:
         yield
     except ConnectionRefusedError as error:
-        hint = "`specserve ps` lists detached servers, `specserve up` starts one"
+        hint = "`specserve ps` lists detached servers, also one that is starting;"
+        hint += " `specserve up` starts one"
         raise TrafficError(f"nothing listens at {root}", hint=hint) from error
     except TimeoutError as error:
         raise TrafficError(f"the server at {root} has sent nothing for too long") from error
