@@ -20,6 +20,8 @@ Process = tuple[int, int]
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
 _OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
 """What OpenMP maps for a moment while it loads."""
+_SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""How vLLM names one (vllm/utils/network_utils.py, `get_open_zmq_ipc_path`)."""
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
@@ -52,6 +54,16 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
             if entry.inode() in inodes or (openmp and int(openmp["pid"]) in pids):
                 found.add(Path(entry.path))
     return frozenset(filter(_is_our_trace, found))
+
+
+def sockets(since_s: float) -> set[Path]:
+    """What vLLM's sockets of this time or later are named like, in the temporary folder."""
+    with contextlib.suppress(OSError):
+        named = [each for each in os.scandir(tempfile.gettempdir()) if _SOCKET.fullmatch(each.name)]
+        return {
+            Path(each) for each in named if each.stat(follow_symlinks=False).st_mtime >= since_s
+        }
+    return set()
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class Child:
         self.log_path = log_path
         self._traces = frozenset[Path]()
         """Shared memory and sockets that were held at the last look."""
-        self._began_s, self._moved_s = time.monotonic(), 0.0
+        self._began_s, self._moved_s, self._started_at_s = time.monotonic(), 0.0, time.time()
         self._activity: tuple[float, ...] = ()
         log = open_log(log_path)
         try:
@@ -193,7 +193,8 @@ class Child:
             time.sleep(0.02)
         self.wait()
         self._end_guard()
-        files.remove(self._traces)
+        # one that ended soon after it made a socket was not looked at meanwhile
+        files.remove(self._traces | files.sockets(self._started_at_s))
         return sent > 0
 
     def stalled_s(self, limit_s: float) -> float | None:

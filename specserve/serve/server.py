@@ -21,7 +21,7 @@ from specserve.serve.process import Child, resolve_env
 from specserve.serve.requests import is_healthy
 from specserve.serve.signals import StopRequest, signal_name
 
-_TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 0.25, 1.0
+_TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 1.0
 _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 5.0, 2.0
 _KV_CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
