@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
@@ -17,11 +18,11 @@ from specserve.files import open_descriptor
 
 Process = tuple[int, int]
 """A process id, and when that process started, in clock ticks since the boot."""
+SOCKETS, SOCKETS_VARIABLE = "specserve-", "VLLM_RPC_BASE_PATH"
+"""How the folder of a server's sockets begins, in the temporary folder; what names it to vLLM."""
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
 _OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
 """What OpenMP maps for a moment while it loads."""
-_SOCKET = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""How vLLM names one (vllm/utils/network_utils.py, `get_open_zmq_ipc_path`)."""
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
@@ -38,7 +39,7 @@ def identity(pid: int) -> Process:
 
 
 def traces(pids: Iterable[int]) -> frozenset[Path]:
-    """The shared memory of these processes, and their sockets in the temporary folder."""
+    """The shared memory of these processes, and the folder of their sockets."""
     pids, inodes, found = set(pids), set[int](), set[Path]()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -46,24 +47,13 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             inodes |= {int(match["inode"]) for match in _MAPPED.finditer(maps)}
         with contextlib.suppress(OSError, psutil.Error):
-            sockets = psutil.Process(pid).net_connections("unix")
-            found |= {Path(str(each.laddr)) for each in sockets}
+            found.add(Path(psutil.Process(pid).environ().get(SOCKETS_VARIABLE, "/")))
     with contextlib.suppress(OSError):
         for entry in os.scandir(_SHM):
             openmp = _OPENMP.fullmatch(entry.name)
             if entry.inode() in inodes or (openmp and int(openmp["pid"]) in pids):
                 found.add(Path(entry.path))
     return frozenset(filter(_is_our_trace, found))
-
-
-def sockets(since_s: float) -> set[Path]:
-    """What vLLM's sockets of this time or later are named like, in the temporary folder."""
-    with contextlib.suppress(OSError):
-        named = [each for each in os.scandir(tempfile.gettempdir()) if _SOCKET.fullmatch(each.name)]
-        return {
-            Path(each) for each in named if each.stat(follow_symlinks=False).st_mtime >= since_s
-        }
-    return set()
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
@@ -76,7 +66,7 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
             if path not in in_use:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(str(path))
     return tuple(removed)
 
@@ -86,8 +76,9 @@ def _is_our_trace(path: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
         status, folders = path.lstat(), (tempfile.gettempdir(), "/tmp")  # noqa: S108
         is_shm = path.parent == _SHM and stat.S_ISREG(status.st_mode)
-        is_socket = str(path.parent) in folders and stat.S_ISSOCK(status.st_mode)
-        return (is_shm or is_socket) and status.st_uid == os.geteuid()
+        is_folder = str(path.parent) in folders and stat.S_ISDIR(status.st_mode)
+        is_ours = is_shm or (is_folder and path.name.startswith(SOCKETS))
+        return is_ours and status.st_uid == os.geteuid()
     return False
 
 

@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from specserve.serve.logs import is_disk_full, open_log
 # vLLM's first process may finish its requests; a start that swallows the signal is killed, and
 # Python's resource trackers last: with nobody left they unlink what leaked, and end.
 _GUARD = """
+sockets=$2; trap 'rm -rf "$sockets"' EXIT
 read -r pid || exit; read -r end
 kill -TERM "$pid" && while kill -0 "-$pid" && [ "$1" -gt 0 ]; do sleep 1; set -- $(($1 - 1)); done
 for each in /proc/[0-9]*; do
@@ -92,14 +94,16 @@ class Child:
         """
         self.log_path = log_path
         self._traces = frozenset[Path]()
-        """Shared memory and sockets that were held at the last look."""
-        self._began_s, self._moved_s, self._started_at_s = time.monotonic(), 0.0, time.time()
+        """The folder of its sockets, and the shared memory that it held at the last look."""
+        self._began_s, self._moved_s = time.monotonic(), 0.0
         self._activity: tuple[float, ...] = ()
         log = open_log(log_path)
         try:
+            sockets = tempfile.mkdtemp(prefix=files.SOCKETS)  # a killed process leaves its own
+            self._traces = frozenset([Path(sockets)])
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "guard", f"{grace_s:.0f}"],
+                ["/bin/sh", "-c", _GUARD, "guard", f"{grace_s:.0f}", sockets],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -107,7 +111,7 @@ class Child:
             )
             self._popen = subprocess.Popen(
                 list(argv),
-                env=env,
+                env={files.SOCKETS_VARIABLE: sockets, **env},
                 stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if speaks else log,
                 stderr=log,
@@ -116,6 +120,7 @@ class Child:
         except OSError as error:
             with contextlib.suppress(AttributeError):  # the guard itself did not start
                 self._end_guard()
+            files.remove(self._traces)
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
                 hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup`"
@@ -193,8 +198,7 @@ class Child:
             time.sleep(0.02)
         self.wait()
         self._end_guard()
-        # one that ended soon after it made a socket was not looked at meanwhile
-        files.remove(self._traces | files.sockets(self._started_at_s))
+        files.remove(self._traces)
         return sent > 0
 
     def stalled_s(self, limit_s: float) -> float | None:

@@ -182,7 +182,8 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
 
 def _files() -> tuple[Path, Path]:
     """Shared memory and a socket, as vLLM has them."""
-    return Path(f"/dev/shm/psm_fake{os.getpid()}"), Path(tempfile.gettempdir()) / f"fake-{os.getpid()}"
+    folder = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
+    return Path(f"/dev/shm/psm_fake{os.getpid()}"), Path(folder, f"fake-{os.getpid()}")
 
 
 def _end(*, engine: subprocess.Popen[bytes], fault: str, server: http.server.HTTPServer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,13 +78,18 @@ def test_what_openmp_leaves_is_removed_once_its_process_is_gone() -> None:
         assert files.remove([path]) == (str(path),)
 
 
-def test_a_socket_is_removed_once_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_sockets_is_removed_once_nobody_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    path = tmp_path / "ipc"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        assert path in files.traces([os.getpid()])
+    path = tmp_path / "specserve-x"
+    path.mkdir()
+    (path / "ipc").touch()
+    env = {**os.environ, files.SOCKETS_VARIABLE: str(path)}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env) as process:
+        assert path in files.traces([process.pid])
         assert files.remove([path]) == ()
+        process.kill()
     assert files.remove([path]) == (str(path),)
 
 
