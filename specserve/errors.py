@@ -36,7 +36,7 @@ def quoted(text: str, longest: int = 60) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, of: int = 1) -> str | None:
-    """The known word nearest to this one, if any is near; none for one `of` more than 50."""
+    """The known word nearest to this one, if any is near; none where it is one `of` over 50."""
     if of > 50:  # so many strangers are none of ours, and guessing takes time
         return None
     from difflib import get_close_matches  # a profile without a misspelt key needs none

@@ -84,7 +84,7 @@ def profile_of(
     folder = Path.cwd()
     given = command_settings(start.words, options(), folder=folder, found=found, unresolved=found)
     strangers = [one for one in given.values() if one.argument is None and one.name != "model"]
-    found += [_unknown(given.pop(one.name)) for one in strangers]
+    found += [_unknown(given.pop(one.name), of=len(strangers)) for one in strangers]
     secrets = [setting.node.span for setting in given.values() if setting.name in _SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     for span in secrets:
@@ -113,13 +113,13 @@ def profile_of(
     )
 
 
-def _unknown(setting: Setting) -> Finding:
+def _unknown(setting: Setting, *, of: int) -> Finding:
     """About an option that vLLM never had, or no longer has."""
     flag = quoted(setting.written)
     if setting.name in ARGUMENTS:
         help = "`specserve convert -- …` writes a profile with what took its place"
         return finding("SD102", f"vLLM no longer has {flag}", setting.place, help=help)
-    guess = did_you_mean(setting.written, options())
+    guess = did_you_mean(setting.written, options(), of=of)
     hint = f"did you mean `{guess}`?" if guess else None
     return finding("SD102", f"vLLM has no option {flag}", setting.place, help=hint)
 
