@@ -17,7 +17,7 @@ from specserve.convert.launch import OF_AN_ENGINE, Launch, starts
 from specserve.convert.reading import with_settings
 from specserve.convert.words import Note, Word, argv_words, finding
 from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError, quoted
+from specserve.errors import FactError, SpecserveError, UsageError, quoted
 from specserve.metrics.prometheus import read
 from specserve.profile.source import COMMAND
 
@@ -44,7 +44,9 @@ def of_process(pid: int) -> Launch:
         if not found:
             near = None
             for other in (*process.parents(), *process.children()):
-                with suppress(psutil.Error):  # it may end meanwhile
+                with suppress(
+                    psutil.Error, SpecserveError
+                ):  # it may end meanwhile, or be a script of any kind
                     near = near or (other.pid if _launched(other)[1] else None)
             hint = f"`specserve convert --pid {near}` reads the vLLM beside it" if near else None
             what = f" ({quoted(words[0].text)})" if words else ""

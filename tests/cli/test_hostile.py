@@ -120,7 +120,8 @@ def test_no_stream_of_an_answer_is_without_end(
     attack: str, about: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if attack != "stream drip":  # the bytes decide, however slow the machine is
-        monkeypatch.setattr("specserve.serve.client._ANSWER_S", 600.0)
+        for name in ("_SHORT_S", "_ANSWER_S"):
+            monkeypatch.setattr(f"specserve.serve.client.{name}", 600.0)
     with hostile(attack, only_posts=True) as url:
         said = said_of(["ask", "hi", "--server", url, "--format", "json"], capsys)
         assert f"the answer of {url}/v1/chat/completions {about}" in said

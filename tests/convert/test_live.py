@@ -96,8 +96,10 @@ def test_a_process_is_converted_with_its_environment_and_its_folder(
 def test_a_process_that_is_no_vllm_names_the_one_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running(tmp_path, "serve", "org/m") as pid:
+    unreadable = ["bash", "-c", "sleep 30\n(("]  # `--pid` meets it first
+    with subprocess.Popen(unreadable) as odd, running(tmp_path, "serve", "org/m") as pid:
         assert _run(["convert", "--pid", str(os.getpid())]) == 2
+        odd.kill()
         assert f"`specserve convert --pid {pid}` reads the vLLM beside it" in capsys.readouterr().err
     assert _run(["convert", "--pid", str(pid)]) == 2
     assert f"no process {pid} runs here" in capsys.readouterr().err
