@@ -41,6 +41,9 @@ PARTS = {
     "engine": Part(40, "nodes, a rendered file and an interrupted tune on a real vLLM", "", "tests/engine"),
     "oracle": Part(10, "vLLM's word against the rules', launch by launch", script="tests/soak/oracle.py"),
     "start": Part(8, "how much longer `up` takes than vLLM alone", script="scripts/bench_up.py"),
+    "mutants": Part(
+        120, "100 one-line faults in the package: the tests notice them", script="scripts/mutants.py"
+    ),
     "report": Part(25, "gpu_report on the demo", script="scripts/gpu_report.py --small -o build/soak-report"),
 }
 
