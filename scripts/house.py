@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure() -> dict[str, int]:
-    """The sizes by name: each folder of the package in lines, then sums over the package and what is beside it."""
+    """The sizes by name: each part of the package in lines, then sums over it and what is beside it."""
     files = [
         ROOT / name
         for name in subprocess.run(
@@ -58,11 +58,10 @@ def measure() -> dict[str, int]:
     sizes: dict[str, int] = {}
     for file, text in python.items():
         parts = file.relative_to(ROOT / "specserve").parts
-        name = parts[0] if len(parts) > 1 else "top-level"
+        name = Path(parts[0]).stem
         sizes[name] = sizes.get(name, 0) + text.count("\n")
     sizes = dict(sorted(sizes.items()))
-    modules = [python[ROOT / "specserve" / f"{name}.py"] for name in ("diagnostics", "errors")]
-    sizes["hardware-and-errors"] = sizes["hardware"] + sum(text.count("\n") for text in modules)
+    sizes["hardware-and-errors"] = sum(sizes[name] for name in ("hardware", "diagnostics", "errors"))
     sizes["package"] = sum(text.count("\n") for text in python.values())
     sizes["package-files"] = len(python)
     sizes["package-ast-nodes"] = sum(sum(1 for _ in ast.walk(ast.parse(text))) for text in python.values())

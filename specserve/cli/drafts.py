@@ -78,8 +78,7 @@ def distill(
     specserve distill configs/demo.yaml --traffic log.jsonl
     specserve distill my.yaml --traffic log.jsonl --train-for 1h
     """
-    from specserve.measure.distill.plan import DistillRequest, plan_distillation
-    from specserve.measure.distill.run import run_distillation
+    from specserve.measure.distill import DistillRequest, plan_distillation, run_distillation
     from specserve.measure.servers import Outlet
     from specserve.measure.values import seconds
     from specserve.report.answer import generation_line

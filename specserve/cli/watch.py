@@ -45,7 +45,7 @@ def watch(
     specserve watch demo --format json > watch.jsonl
     """
     from specserve.measure.values import seconds
-    from specserve.measure.watch.watch import WatchedServer, reports
+    from specserve.measure.watch import WatchedServer, reports
     from specserve.report.watch import show_watch
 
     window_s = seconds(window, option="--window", least_s=1.0)

@@ -18,7 +18,7 @@ from specserve.convert.reading import with_settings
 from specserve.convert.words import Note, Word, argv_words, finding
 from specserve.diagnostics import Span
 from specserve.errors import FactError, SpecserveError, UsageError, quoted
-from specserve.metrics.prometheus import read
+from specserve.metrics import read
 from specserve.profile.source import COMMAND
 
 _PLACE = Span(COMMAND, 1, 1, 1, 2)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.blocks import PER_SLOT
+from specserve.measure.bench.passes import PER_SLOT, Progress
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import (
     Cell,
@@ -20,12 +20,11 @@ from specserve.measure.bench.result import (
     Result,
     VariantInfo,
 )
-from specserve.measure.bench.rundir import Progress
 from specserve.measure.bench.summary import WAITING
 from specserve.measure.intervals import Estimate
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import PAYS
-from specserve.measure.watch.verdict import promise_words
+from specserve.measure.watch import promise_words
 from specserve.memory.estimate import DraftCost
 from specserve.report.charts import Chart
 from specserve.report.console import LiveLine, in_one_line, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specserve.measure.distill.run import Distilled
+from specserve.measure.distill import Distilled
 from specserve.measure.drafts import WITHOUT_DRAFT, FoundDrafts, JudgedDraft
 from specserve.models.drafts import Draft
 from specserve.report.console import LiveLine, say

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from datetime import datetime
 
-from specserve.measure.watch.verdict import promise_words, shown
-from specserve.measure.watch.watch import WatchedServer, WatchReport
+from specserve.measure.watch import WatchedServer, WatchReport, promise_words, shown
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
 from specserve.report.text import answer_line, count, figure, json_document, json_values

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.errors import TrafficError
-from specserve.metrics.counters import Acceptance, since_by_engine
-from specserve.metrics.prometheus import Metrics
+from specserve.metrics import Acceptance, Metrics, since_by_engine
 from specserve.serve import requests
 from specserve.serve.requests import Endpoint
 

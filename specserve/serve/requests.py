@@ -16,7 +16,7 @@ from specserve.errors import FactError, TrafficError, UsageError
 from specserve.profile.secrets import redacted
 
 if TYPE_CHECKING:
-    from specserve.metrics.prometheus import Metrics
+    from specserve.metrics import Metrics
 
 MOST_BYTES = 16 << 20
 """vLLM with 64 engines writes about 3 MB of metrics."""
@@ -154,7 +154,7 @@ def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
 
 def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
     """The figures of GET /metrics; None if it says nothing that can be read."""
-    from specserve.metrics.prometheus import read
+    from specserve.metrics import read
 
     with contextlib.suppress(TrafficError, FactError):
         return read(scrape(url, timeout_s=timeout_s))

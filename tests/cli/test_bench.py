@@ -11,9 +11,9 @@ import yaml
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
+from specserve.measure.bench.passes import create
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import create
 from specserve.report.bench import rendered
 from tests.cli.test_watch import detached
 

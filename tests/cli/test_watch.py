@@ -18,7 +18,7 @@ from metrics_server import Script
 
 from specserve.cli.app import _run as run
 from specserve.hardware.host import free_port
-from specserve.measure.watch import watch
+from specserve.measure import watch
 from specserve.serve import records
 from specserve.serve.files import identity
 from specserve.serve.records import Record, boot_id
@@ -67,7 +67,7 @@ QUICK = ("--once", "--window", "4s")
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
-    monkeypatch.setattr("specserve.measure.watch.watch.time", CLOCK)
+    monkeypatch.setattr("specserve.measure.watch.time", CLOCK)
 
 
 @pytest.fixture

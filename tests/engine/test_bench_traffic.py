@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from specserve.measure.bench.blocks import Request
-from specserve.measure.bench.generator import LoadGenerator
+from specserve.measure.bench.passes import Request
 from specserve.measure.bench.result import Result, from_json
+from specserve.measure.servers import LoadGenerator
 from specserve.measure.verdict import PAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from specserve.metrics.counters import Acceptance, since_by_engine
+from specserve.metrics import Acceptance, since_by_engine
 from tests.engine.conftest import started
 from tests.engine.texts import Text, acceptance, demo_prompts, logprobs, near_ties, write
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.metrics.counters import Acceptance, total_acceptance
+from specserve.metrics import Acceptance, total_acceptance
 from specserve.serve.requests import metrics
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ import pytest
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
-from specserve.measure.bench import rundir
-from specserve.measure.bench.blocks import Block, Pass, Request
+from specserve.measure.bench import passes
+from specserve.measure.bench.passes import Block, Pass, Request
 from specserve.measure.bench.plan import Variant, plan_variant
 from specserve.measure.bench.result import Point
 from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
-from specserve.measure.workloads.load import Prompt, Workload
+from specserve.measure.workloads import Prompt, Workload
 from tests.measure.bench.making import Connected
 
 _BEHIND = 16
@@ -215,7 +215,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         (subject, "load_warm_up", lambda *_, **__: workload),
         (subject, "time", clock),
         (running_tune, "time", clock),
-        (rundir, "time", clock),
+        (passes, "time", clock),
         (planning, "side_by_side", lambda _: here.together),
         (planning, "plan_tune", partial(_unstarted, planning.plan_tune)),
         (planning, "plan_variant", partial(_unstarted, plan_variant)),

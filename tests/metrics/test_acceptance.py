@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.metrics.counters import Acceptance, Histogram, since, since_by_engine, total_acceptance
+from specserve.metrics import Acceptance, Histogram, since, since_by_engine, total_acceptance
 
 
 @st.composite

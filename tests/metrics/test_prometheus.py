@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.metrics import counters
-from specserve.metrics.counters import Acceptance, EngineName
-from specserve.metrics.prometheus import NAMES, read
+from specserve.metrics import NAMES, Acceptance, EngineName, read, since
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Traffic
@@ -42,10 +40,10 @@ def test_a_recorded_reading_of_a_real_server() -> None:
 
 def test_what_an_engine_counted_between_two_readings() -> None:
     before, now = (read(text).engines[DEMO].counters for text in (BEFORE, AFTER))
-    gained = counters.since(before, now=now)
+    gained = since(before, now=now)
     assert gained is not None
     assert gained.acceptance == Acceptance(249, 996, 639, (196, 162, 149, 132))
-    assert counters.since(now, now=before) is None
+    assert since(now, now=before) is None
 
 
 def test_the_engines_of_a_data_parallel_server_are_kept_apart() -> None:

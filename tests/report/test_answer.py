@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 from specserve.report.answer import figures
 from specserve.serve.client import Answer
 

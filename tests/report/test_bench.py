@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from specserve.measure.bench.passes import Progress
 from specserve.measure.bench.result import LengthPart, Result
-from specserve.measure.bench.rundir import Progress
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Kept, Verdict
 from specserve.report.bench import BenchView, rendered

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.distill.run import Distilled, Proof
+from specserve.measure.distill import Distilled, Proof
 from specserve.measure.intervals import Estimate
 from specserve.report.drafts import distilled_document
 

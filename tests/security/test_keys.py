@@ -214,7 +214,7 @@ def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
 PASS_IT_ON = {
     "serve/process.py": "to vLLM",
     "checks/oraclechild.py": "to the child that asks vLLM",
-    "measure/bench/generator.py": "to the child that sends the load, without keys that no variant needs",
+    "measure/servers.py": "to the child that sends the load, without keys that no variant needs",
     "plan/uses.py": "to look for the Hub's cache",
     "checks/rules/site.py": "to look for the Hub's cache",
 }

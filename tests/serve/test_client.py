@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError, UsageError
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 from specserve.serve.client import Answer, Client
 from specserve.serve.requests import endpoint
 

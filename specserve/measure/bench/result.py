@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from specserve.errors import FactError
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import Judged, Kept, Verdict
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

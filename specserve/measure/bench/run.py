@@ -10,8 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specserve.errors import SpecserveError, UsageError
-from specserve.measure.bench.blocks import Block, Pass, blocks, variant_order
-from specserve.measure.bench.generator import REST_S
+from specserve.measure.bench.passes import (
+    Block,
+    OnProgress,
+    Pass,
+    RunDirectory,
+    blocks,
+    create,
+    resume,
+    variant_order,
+)
 from specserve.measure.bench.plan import (
     BUDGET,
     LAUNCHES,
@@ -23,9 +31,8 @@ from specserve.measure.bench.plan import (
     sessions,
 )
 from specserve.measure.bench.result import Point, Result, from_json
-from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
 from specserve.measure.bench.summary import speedup, summarise
-from specserve.measure.servers import Measurement, Outlet, described
+from specserve.measure.servers import REST_S, Measurement, Outlet, described
 from specserve.measure.verdict import needed, verdict
 from specserve.serve.files import state_folder
 from specserve.serve.signals import StopRequest, stop_on_signals

@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import median_high
 from typing import TYPE_CHECKING
 
-from specserve.measure.bench.blocks import Pass, paired, passes_of
+from specserve.measure.bench.passes import Pass, paired, passes_of
 from specserve.measure.bench.plan import BASELINE, PROFILE, BenchPlan
 from specserve.measure.bench.result import (
     Cell,
@@ -39,7 +39,7 @@ from specserve.measure.verdict import (
     needed,
     verdict,
 )
-from specserve.metrics.counters import Acceptance, total_acceptance
+from specserve.metrics import Acceptance, total_acceptance
 
 if TYPE_CHECKING:
     from specserve.profile.schema import Profile

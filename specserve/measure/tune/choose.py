@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.blocks import Pass
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BASELINE
 from specserve.measure.bench.result import Point
 from specserve.measure.intervals import KNOWN, Estimate, LogEstimate

@@ -13,7 +13,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.blocks import PER_SLOT
+from specserve.measure.bench.passes import PER_SLOT
 from specserve.measure.bench.plan import (
     BASELINE,
     BUDGET,

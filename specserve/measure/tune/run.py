@@ -13,10 +13,18 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
-from specserve.measure.bench.blocks import Block, seeded, variant_order
+from specserve.measure.bench.passes import (
+    RUN,
+    Block,
+    Progress,
+    RunDirectory,
+    create,
+    resume,
+    seeded,
+    variant_order,
+)
 from specserve.measure.bench.plan import BASELINE, Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, resume
 from specserve.measure.servers import Measurement, Outlet, Running, described
 from specserve.measure.tune import choose
 from specserve.measure.tune.choose import Choice, Row, steps_by_request

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from specserve.measure.intervals import Estimate, library, t_quantile
 from specserve.measure.verdict import INCONCLUSIVE, Verdict
-from specserve.measure.verify.session import Position, ScoredText
 
 CONFIDENCE = 0.99
 """Of every interval, and of what a run excludes."""
@@ -38,6 +37,35 @@ Outcome = Literal["ok", "not ok", "skipped"]
 def verdict_of(word: str, sentence: str = "") -> Verdict:
     """Returns the verdict with this word."""
     return Verdict(word, LEVELS[word], sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One emitted token and what the target thought of it: nats, at temperature 1."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens with their log-probabilities, best first; perhaps without this one."""
+    text: str = ""
+    best_text: str = ""
+
+    @property
+    def gap(self) -> float:
+        """How much likelier the best token is; 0 if this is it."""
+        return max(0.0, self.top[0][1] - self.logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """What a server wrote after a prompt, in token ids, with its score once it has one."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+    positions: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
-from specserve.measure.bench.blocks import Pass, Request
+from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 from specserve.plan.launchplan import LaunchPlan
 
 POINT = Point("chat", 0.0, 1)

@@ -10,13 +10,12 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
-from specserve.measure.bench.blocks import Pass, blocks
+from specserve.measure.bench.passes import Pass, RunDirectory, blocks, resume
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
 from specserve.measure.bench.result import read_result
 from specserve.measure.bench.run import Bench, new_directory
-from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.servers import Outlet
-from specserve.measure.workloads.load import load
+from specserve.measure.workloads import load
 from specserve.report.bench import BenchView, rendered
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import request

@@ -16,14 +16,12 @@ import pytest
 
 from specserve.errors import Interrupted, LaunchError, TrafficError
 from specserve.measure import servers as server
-from specserve.measure.bench.blocks import Block
-from specserve.measure.bench.generator import LoadGenerator, Sent, _environment
+from specserve.measure.bench.passes import Block
 from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.servers import Running
-from specserve.measure.workloads.load import Prompt
-from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
-from specserve.metrics.prometheus import EngineMetrics, Metrics
+from specserve.measure.servers import LoadGenerator, Running, Sent, _environment
+from specserve.measure.workloads import Prompt
+from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 from tests.measure.bench.making import request
@@ -70,7 +68,7 @@ def test_before_another_server_has_its_turn_the_last_one_falls_idle(
 ) -> None:
     rested_s: list[float] = []
     clock = SimpleNamespace(sleep=rested_s.append, monotonic=lambda: 100 + math.fsum(rested_s))
-    monkeypatch.setattr("specserve.measure.bench.generator.time", clock)
+    monkeypatch.setattr("specserve.measure.servers.time", clock)
     other = "http://127.0.0.1:2"
     with closing(driver(tmp_path, GOOD)) as generator:
         for url, wanted_s in ((URL, 0.0), (URL, 0.0), (other, 1.1), (other, 1.1), (URL, 2.2)):

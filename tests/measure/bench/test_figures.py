@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specserve.hardware.accelerators import this_cpu
 from specserve.measure.bench.plan import Variant, side_by_side
 from specserve.measure.bench.summary import break_even, figures, invalid_reason, token_samples
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
 from specserve.vllm.versions import table

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from specserve.measure.bench.blocks import Pass
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant
 from specserve.measure.bench.result import Point, Result
 from specserve.measure.bench.summary import stops_paying, summarise

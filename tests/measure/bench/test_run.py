@@ -19,11 +19,10 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError
 from specserve.measure import servers as subject
-from specserve.measure.bench.blocks import Block, Pass
+from specserve.measure.bench.passes import Block, Pass, Progress, RunDirectory, create, resume
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant, sessions
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
-from specserve.measure.bench.rundir import Progress, RunDirectory, create, resume
 from specserve.measure.bench.summary import speedup
 from specserve.measure.verdict import PAYS, needed, verdict
 from specserve.serve.signals import StopRequest

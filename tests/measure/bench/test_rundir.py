@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError, UsageError
+from specserve.measure.bench.passes import PASSES, create, read_passes, resume
 from specserve.measure.bench.result import Result, from_json, read_result
-from specserve.measure.bench.rundir import PASSES, create, read_passes, resume
 from specserve.measure.intervals import Estimate
-from specserve.metrics.counters import Acceptance
+from specserve.metrics import Acceptance
 from specserve.report.bench import rendered
 from tests.measure.bench.making import made, request
 

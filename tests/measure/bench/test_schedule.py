@@ -5,10 +5,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.blocks import blocks, prompts_by_block, variant_order
+from specserve.measure.bench.passes import blocks, prompts_by_block, variant_order
 from specserve.measure.bench.plan import Variant, sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.workloads.load import Prompt, Workload
+from specserve.measure.workloads import Prompt, Workload
 
 
 def prompts(count: int) -> tuple[Prompt, ...]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
 from specserve.errors import FactError
-from specserve.measure.distill.plan import (
+from specserve.measure.distill import (
     MIN_PROMPTS,
     DistillPlan,
     DistillRequest,
@@ -24,7 +24,7 @@ from specserve.measure.distill.plan import (
     plan_distillation,
     read_split,
 )
-from specserve.measure.workloads.load import Prompt
+from specserve.measure.workloads import Prompt
 from tests.cli.pair import laid_out
 
 PAIR = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}"

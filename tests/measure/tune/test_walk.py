@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.blocks import Pass, Request
+from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.measure.tune.choose import Steps, acceptance_length, beats, best, rows, steps_of
 from specserve.measure.tune.plan import Setting

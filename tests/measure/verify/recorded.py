@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.judge import Compared, Tally, judge_sampled, tally
-from specserve.measure.verify.session import Position
+from specserve.measure.verify.judge import Compared, Position, Tally, judge_sampled, tally
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99

@@ -11,12 +11,13 @@ from specserve.measure.verify.judge import (
     LOSSLESS,
     LOSSY,
     Compared,
+    Position,
+    ScoredText,
     Tally,
     judge_greedy,
     judge_sampled,
     suspects,
 )
-from specserve.measure.verify.session import Position, ScoredText
 from tests.measure.verify.recorded import pool, run
 
 T = 0.7

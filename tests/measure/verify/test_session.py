@@ -11,8 +11,7 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.verify.judge import Smoke
-from specserve.measure.verify.run import load_prompts, smoke_test
-from specserve.measure.verify.session import VerifySession, positions, results_of
+from specserve.measure.verify.run import VerifySession, load_prompts, positions, results_of, smoke_test
 from specserve.vllm.versions import installed
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specserve.measure.watch.verdict import Reading
-from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
-from specserve.metrics.prometheus import EngineMetrics, Metrics
+from specserve.measure.watch import Reading
+from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics
 
 DEMO = EngineName("demo", "0")
 GOOD = (0.8, 0.6, 0.5, 0.4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.measure.verdict import Kept, Verdict
-from specserve.measure.watch.verdict import (
+from specserve.measure.watch import (
     COLLAPSED,
     STEADY,
     UNDECIDED,
@@ -20,7 +20,7 @@ from specserve.measure.watch.verdict import (
     judge_promises,
     judge_window,
 )
-from specserve.metrics.counters import EngineName, Histogram
+from specserve.metrics import EngineName, Histogram
 from specserve.profile.schema import Profile
 from tests.measure.watch.conftest import DEAD, GOOD, gain, readings
 

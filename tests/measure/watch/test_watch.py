@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.watch import watch as module
-from specserve.measure.watch.verdict import COLLAPSED, STEADY, UNDECIDED, UNSEEN, Reading
-from specserve.measure.watch.watch import WatchedServer, WatchReport, reports
-from specserve.metrics.prometheus import read
+from specserve.measure import watch as module
+from specserve.measure.watch import (
+    COLLAPSED,
+    STEADY,
+    UNDECIDED,
+    UNSEEN,
+    Reading,
+    WatchedServer,
+    WatchReport,
+    reports,
+)
+from specserve.metrics import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from metrics_server import Script, Traffic

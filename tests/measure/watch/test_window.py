@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specserve.measure.watch.verdict import (
+from specserve.measure.watch import (
     MAX_READINGS,
     Reading,
     Window,
@@ -22,8 +22,7 @@ from specserve.measure.watch.verdict import (
     gained,
     p99_ms,
 )
-from specserve.metrics.counters import Histogram
-from specserve.metrics.prometheus import Metrics, read
+from specserve.metrics import Histogram, Metrics, read
 from tests.measure.watch.conftest import DEMO, gain, readings
 
 DATA = Path(__file__).parents[2] / "data" / "metrics"

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from specserve.errors import UsageError
-from specserve.measure.workloads.load import Prompt, Workload, load, load_warm_up
+from specserve.measure.workloads import Prompt, Workload, load, load_warm_up
 
 PINNED = {
     "chat": ("a3162c", "872140"), "code": ("eadf32", "b7a8f8"), "summarise": ("0dcf60", "d62141"),
@@ -59,7 +59,7 @@ def test_a_name_that_is_neither_workload_nor_file_gets_the_known_ones() -> None:
 
 
 def test_the_texts_are_small() -> None:
-    folder = files("specserve.measure.workloads") / "texts"
+    folder = files("specserve.measure") / "texts"
     assert sum(len(item.read_bytes()) for item in folder.iterdir()) <= 60_000
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError, SpecserveError, UsageError
-from specserve.measure.workloads.load import load
+from specserve.measure.workloads import load
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

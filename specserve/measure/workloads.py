@@ -160,7 +160,7 @@ def _shipped(
 
     Without `max_tokens`, an answer gets a quarter of the context at most.
     """
-    path = files("specserve.measure.workloads") / "texts" / f"{name}.jsonl"
+    path = files("specserve.measure") / "texts" / f"{name}.jsonl"
     form, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else form["max_tokens"])
     limit = min(cap, form["max_tokens"])

@@ -1,1 +1,0 @@
-"""A draft trained on the traffic that it is to serve, and proof that it pays."""

@@ -1,1 +1,0 @@
-"""Whether speculation works on a running server: figures of a window, a verdict, what to do."""

@@ -1,1 +1,0 @@
-"""What a benchmark sends: prompts that ship, a user's own, and the traffic of a log."""

@@ -1,1 +1,0 @@
-"""What vLLM reports about itself: Prometheus text to numbers. Pure."""
