@@ -175,7 +175,7 @@ def _models(
 
 def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | None) -> ModelFacts:
     """A directory as it is, a model of the Hub as the lock says. Raises FactError."""
-    from specserve.models.read import read_model
+    from specserve.models.hub import read_model
 
     model, revision = use.model, use.revision
     entry = lock.find(model, revision=revision) if lock else None

@@ -30,8 +30,8 @@ from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
 from specserve.measure.workloads import Prompt, read
+from specserve.models.facts import local_path
 from specserve.models.hub import find_snapshot, hub_cache
-from specserve.models.read import local_path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.writer import write_alternatives

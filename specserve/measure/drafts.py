@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.checks.collect import CheckOptions, Read, collect
-from specserve.checks.rules.heads import method_of, predicts
+from specserve.checks.rules.drafts import method_of, predicts
 from specserve.checks.run import context_of, run_rules
 from specserve.diagnostics import Severity
 from specserve.errors import FactError, UsageError
 from specserve.models.config import prediction_layers
 from specserve.models.drafts import AS_OF, Draft, Source, drafts_for
 from specserve.models.facts import ModelFacts, published
-from specserve.models.read import read_model
+from specserve.models.hub import read_model
 from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import keep

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError, quoted
-from specserve.models.folder import read_regular
+from specserve.models.facts import read_regular
 from specserve.serve.lines import Entry, entries
 
 Message = Mapping[str, str]

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from specserve.errors import FactError, gib
+from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
-from specserve.memory.kv import kv_cache
 from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen_bytes
-from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.config import text_config
 from specserve.models.sizes import is_rough
 

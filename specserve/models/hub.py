@@ -1,4 +1,4 @@
-"""The Hub: its cache on this machine, what it says of a model, and downloads.
+"""A model's facts, wherever it lies: a folder, the Hub's cache, the Hub; and downloads.
 
 huggingface_hub asks. The cache is read by its documented layout, because importing the library
 takes 0.3 s.
@@ -20,8 +20,19 @@ from typing import Any
 
 from specserve.errors import FactError
 from specserve.files import write_whole
-from specserve.models.facts import ModelFacts, ModelFile, Tensor
-from specserve.models.folder import at_once, is_small, read_folder, read_regular, tensors_of
+from specserve.models.facts import (
+    READS,
+    ModelFacts,
+    ModelFile,
+    Tensor,
+    at_once,
+    is_small,
+    local_path,
+    read_folder,
+    read_regular,
+    refuse_no_hub_id,
+    tensors_of,
+)
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MARGIN_BYTES = 64 << 20
@@ -232,3 +243,35 @@ def _asking(model: str, revision: str | None = None) -> Iterator[None]:
         cause, text, hint = _REFUSALS.get(name, unreachable)
         at = f" at `{revision}`" if revision and not COMMIT.fullmatch(revision) else ""
         raise FactError(f"`{model}`{at}: {text}", hint=hint, cause=cause) from None
+
+
+def read_model(
+    model: str, *, revision: str | None = None, folder: Path | None = None, offline: bool = False
+) -> ModelFacts:
+    """What is known of a model: its configuration, its files, its tensors.
+
+    A model that lies in the Hub cache with its weights is read from there, without asking the Hub.
+    `folder`: where a relative path starts, by default the current directory. Raises FactError for
+    a model that cannot be had, and for broken files.
+    """
+    place = local_path(model, folder=folder)
+    if place is not None:
+        if place.is_file():
+            raise FactError(f"`{model}` is a file: {READS}", cause="unsupported")
+        return replace(read_folder(place, model, "directory"), revision=revision)
+    refuse_no_hub_id(model, revision=revision)
+    known = None
+    if snapshot := find_snapshot(model, revision=revision, cache=hub_cache()):
+        with suppress(FactError):  # no more than the rest of a download
+            known = read_folder(snapshot, model, "cache")
+            known = replace(known, revision=revision, commit=snapshot.name)
+    is_alone = offline or is_offline()
+    is_complete = known and known.weight_files and {*known.weight_files} <= known.files.keys()
+    if known and (is_complete or (is_alone and known.config)):
+        return known
+    if not is_alone:
+        return read_from_hub(model, revision=revision)
+    at = f" at `{revision}`" if revision else ""
+    why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
+    text = f"`{model}`{at} is not in the Hub cache, and {why}"
+    raise FactError(text, hint="`specserve pull PROFILE` fetches it", cause="offline")

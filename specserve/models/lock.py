@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specserve.errors import FactError
-from specserve.models.facts import ModelFacts, ModelFile, Tensor
-from specserve.models.folder import MAX_BYTES, is_small, read_folder, read_object, read_regular
+from specserve.models.facts import (
+    MAX_BYTES,
+    ModelFacts,
+    ModelFile,
+    Tensor,
+    is_small,
+    read_folder,
+    read_object,
+    read_regular,
+)
 from specserve.models.hub import COMMIT
 
 VERSION = 1

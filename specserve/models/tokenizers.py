@@ -144,8 +144,7 @@ def _read(facts: ModelFacts, most: int | None) -> Mapping[int, str]:
 
     `most`: the size of the embedding; tokens that are added behind it are read by no model.
     """
-    from specserve.models.facts import TOKENIZER
-    from specserve.models.folder import MAX_BYTES, read_regular
+    from specserve.models.facts import MAX_BYTES, TOKENIZER, read_regular
 
     file = facts.files.get(TOKENIZER)
     if file is None or file.path is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from specserve.errors import UsageError
 from specserve.files import write_named
-from specserve.models.facts import ModelFacts
-from specserve.models.hub import find_snapshot, is_offline, read_from_hub
+from specserve.models.facts import ModelFacts, local_path, refuse_no_hub_id
+from specserve.models.hub import find_snapshot, is_offline, read_from_hub, read_model
 from specserve.models.lock import (
     Drift,
     Lock,
@@ -20,7 +20,6 @@ from specserve.models.lock import (
     lock_text,
     read_lock,
 )
-from specserve.models.read import local_path, read_model, refuse_no_hub_id
 from specserve.plan.uses import ModelUse, cache_of, model_uses
 from specserve.profile.schema import Profile, Speculation
 

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specserve.errors import FactError
+from specserve.models.facts import local_path, refuse_no_hub_id
 from specserve.models.hub import ModelDownload, hub_cache, is_offline, plan_download, read_from_hub
-from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile
 from specserve.vllm.speculation import METHODS
 

@@ -11,8 +11,8 @@ from specserve.checks.oraclechild import VllmChange, VllmVerdict
 from specserve.checks.rule import Context, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.hub import read_model
 from specserve.models.lock import Drift
-from specserve.models.read import read_model
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import judged_versions
 

@@ -14,7 +14,7 @@ from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.profile.schema import Profile
-from specserve.vllm.features import OLDER, Feature, features
+from specserve.vllm.facts import OLDER, Feature, features
 from specserve.vllm.versions import in_range, judged_versions, known_versions
 from tests.checks.readers import facts
 

@@ -12,7 +12,7 @@ import pytest
 
 from specserve.checks.doctor import lacks_shared_memory
 from specserve.checks.rule import Context
-from specserve.checks.rules.site import missing_bytes
+from specserve.checks.rules.hardware import missing_bytes
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.plan.launch import launch

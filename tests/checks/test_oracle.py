@@ -18,7 +18,7 @@ from specserve.checks.run import context_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.models.read import read_model
+from specserve.models.hub import read_model
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table

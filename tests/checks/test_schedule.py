@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.rules.arguments import wrong_value
+from specserve.checks.rules.vllm import wrong_value
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.versions import installed
 from tests.checks.judging import places

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.rules.steps import small_steps
+from specserve.checks.rules.speculation import small_steps
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation, Target
 from tests.checks.judging import of

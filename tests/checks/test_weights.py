@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.models.facts import ModelFile
-from specserve.models.read import read_model
+from specserve.models.hub import read_model
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
 from tests.checks.readers import codes, facts, findings

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.models.hub import hub_cache
-from specserve.models.read import read_model
+from specserve.models.hub import hub_cache, read_model
 from specserve.plan.locking import lock_of, offline_problems
 from specserve.profile.load import load_profile
 from tests.models.tiny import safetensors, write_model

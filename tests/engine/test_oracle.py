@@ -17,7 +17,7 @@ import pytest
 from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask, named
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
-from specserve.models.read import read_model
+from specserve.models.hub import read_model
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
 from specserve.vllm import versions

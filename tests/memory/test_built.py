@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from specserve.hardware.accelerators import Accelerator, Machine
+from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
-from specserve.memory.kv import kv_cache
-from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.sizes import is_rough
 from tests.memory.models import FOLDER, recorded
 

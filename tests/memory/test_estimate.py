@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.memory.estimate import MemoryEstimate, by_vllm, estimate
+from specserve.memory.gpu import kv_cache
 from specserve.memory.inputs import MemoryInputs
-from specserve.memory.kv import kv_cache
 from specserve.models.facts import ModelFacts, published
 from tests.memory.models import LLAMA_1B, LLAMA_8B, decoder, recorded
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError
-from specserve.models.hub import hub_cache
-from specserve.models.read import read_model
+from specserve.models.hub import hub_cache, read_model
 from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

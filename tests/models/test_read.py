@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specserve.errors import FactError
-from specserve.models.hub import hub_cache
-from specserve.models.read import local_path, read_model
+from specserve.models.facts import local_path
+from specserve.models.hub import hub_cache, read_model
 from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 
 COMMIT = "a" * 40
@@ -236,7 +236,7 @@ def test_a_generation_config_that_cannot_be_read_is_none(tmp_path: Path) -> None
 def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:
     write_model(tmp_path / "m")
     code = (
-        "import sys; from specserve.models.read import read_model; read_model(sys.argv[1]);"
+        "import sys; from specserve.models.hub import read_model; read_model(sys.argv[1]);"
         "heavy = {'huggingface_hub', 'httpx', 'httpx2', 'tokenizers', 'numpy', 'rich', 'typer'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.models.facts import Tensor
-from specserve.models.folder import read_header, tensors_of
-from specserve.models.read import read_model
+from specserve.models.facts import Tensor, read_header, tensors_of
+from specserve.models.hub import read_model
 from tests.models.tiny import TENSORS, raw, safetensors, write_model
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from specserve.checks.oracle import VllmQuestion, VllmToAsk, ask
 from specserve.hardware.accelerators import assume
-from specserve.models.read import read_model
+from specserve.models.hub import read_model
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.serve.process import JsonChild, resolve_env

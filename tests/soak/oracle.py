@@ -32,8 +32,7 @@ from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import ProfileVerdict, Report, Severity  # noqa: E402
 from specserve.hardware.accelerators import Machine, assume  # noqa: E402
-from specserve.memory.kv import kv_cache  # noqa: E402
-from specserve.memory.weights import per_gpu, target_weights  # noqa: E402
+from specserve.memory.gpu import kv_cache, per_gpu, target_weights  # noqa: E402
 from specserve.profile.load import examine  # noqa: E402
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND  # noqa: E402
 from tests.memory.models import recorded  # noqa: E402

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import UsageError
 from specserve.vllm import versions
-from specserve.vllm.registry import registry
+from specserve.vllm.facts import registry
 from specserve.vllm.versions import Installed, contains, in_range, judged_versions, known_versions, table
 
 VERSIONS = known_versions()

@@ -10,21 +10,15 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _FAMILIES = (
-    "arguments",
-    "contexts",
     "drafts",
     "hardware",
-    "heads",
-    "memory",
     "models",
+    "pairs",
     "parallelism",
-    "quantization",
     "revisions",
     "serving",
-    "site",
     "speculation",
-    "steps",
-    "tokenizers",
+    "vllm",
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specserve.checks.config import head_config
 from specserve.checks.rule import (
     ERROR,
     WARNING,
@@ -13,14 +12,15 @@ from specserve.checks.rule import (
     Variant,
     Violation,
     Violations,
+    head_config,
     rule,
     variant_rule,
 )
 from specserve.diagnostics import Severity
 from specserve.models.config import Config, model_type, section, text_config
 from specserve.profile.source import COMMAND
-from specserve.vllm.features import OLDER, features
-from specserve.vllm.sharding import EXPERTS, Problem, Ranks, number, problems
+from specserve.vllm.facts import OLDER, features
+from specserve.vllm.limits import EXPERTS, Problem, Ranks, number, problems
 from specserve.vllm.versions import in_range, known_versions
 
 _MOST_RANKS = 16

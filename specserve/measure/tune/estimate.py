@@ -19,9 +19,8 @@ from specserve.measure.intervals import Estimate
 from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
 from specserve.memory.estimate import estimate as estimate_memory
+from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
-from specserve.memory.kv import kv_cache
-from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.config import LAYER_COUNT, integer, text_config
 from specserve.models.facts import published
 from specserve.models.sizes import Weights, number_bytes, weights_of

@@ -1,20 +1,100 @@
-"""SD4xx, SD5xx: vLLM versions, downloads, and what vLLM's own code says of a launch."""
+"""SD005, SD006, SD102, SD105, SD402, SD5xx: what vLLM refuses, by tables and by its own code."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Violations, rule
-from specserve.errors import gib
-from specserve.vllm.versions import known_versions
+from specserve.errors import UsageError
+from specserve.plan.arguments import problems
+from specserve.vllm.arguments import ArgumentProblem
+from specserve.vllm.versions import known_versions, table
 
 if TYPE_CHECKING:
     from specserve.checks.oraclechild import VllmVerdict
-    from specserve.models.facts import ModelFacts
+
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+_FLAG = r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b"
+_LONGEST = 300
+"""Characters of vLLM's words that are shown."""
+
+
+def _problems(ctx: Context, *kinds: str) -> Violations:
+    """Each problem of these kinds once, with the versions that have it."""
+    seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
+    for version in ctx.target_versions:
+        for problem in _by_version(ctx, version):
+            if problem.kind in kinds:
+                seen.setdefault(problem.path, (problem, []))[1].append(version)
+    known = known_versions() if seen else ()
+    refused = {v: {each.path for each in _by_version(ctx, v)} for v in known}
+    for path, (problem, versions) in seen.items():
+        message, help_ = problem.message, problem.help
+        if problem.kind == "unknown" and len(versions) > 1:
+            message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
+        takes = [version for version, paths in refused.items() if path not in paths]
+        if takes and problem.kind in ("unknown", "value", "plug-in"):
+            verb = "has" if problem.kind == "unknown" else "accepts"
+            is_newer = ctx.profile.vllm is None and takes[-1] == known_versions()[-1]
+            way = f'write `vllm: ">={takes[0]}"`' if is_newer else "see the profile's `vllm` range"
+            help_ = f"vLLM {', '.join(takes)} {verb} it: {way}"
+        yield Violation(
+            path,
+            message,
+            versions=versions,
+            help=help_,
+            at_key=problem.kind not in ("value", "plug-in") and not path.endswith(".method"),
+            severity=WARNING if problem.kind == "plug-in" else None,
+            policy=problem.kind in ("elsewhere", "refused"),
+        )
+
+
+@lru_cache(maxsize=8)
+def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
+    """The problems that a version has with the arguments; three rules share them."""
+    return list(problems(ctx.profile, table(version)))
+
+
+@rule("SD005", ERROR)
+def unknown_key(ctx: Context) -> Violations:
+    """An argument under `engine` has its own key in a profile, or a profile does not accept it."""
+    return _problems(ctx, "elsewhere", "refused")
+
+
+@rule("SD006", ERROR)
+def wrong_value(ctx: Context) -> Violations:
+    """A schedule of K that vLLM refuses, or an accelerator that specserve does not know."""
+    for variant in ctx.variants:
+        rows = sorted(variant.get(_SCHEDULE) or ())
+        ends = [0, *(last for _, last, _ in rows)]
+        pairs = zip(ends, rows, strict=False)
+        is_late = bool(rows) and rows[0][0] > 1
+        if is_late or any(not end < first <= last for end, (first, last, _) in pairs):
+            text = "the ranges of batch sizes overlap, or do not start at 1"
+            help_ = "write `[first, last, K]` for each, both ends included, from batch size 1 on"
+            yield variant.violation(_SCHEDULE, text, help=help_)
+    if ctx.platform == "gpu" and ctx.profile.hardware is not None:
+        from specserve.hardware.accelerators import accelerator
+
+        try:
+            accelerator(ctx.profile.hardware.accelerator or "")
+        except UsageError as error:
+            yield Violation("hardware.accelerator", error.message, help=error.hint)
+
+
+@rule("SD102", ERROR)
+def unknown_argument(ctx: Context) -> Violations:
+    """The profile allows a vLLM version that does not have this argument."""
+    return _problems(ctx, "unknown")
+
+
+@rule("SD105", ERROR)
+def wrong_argument_value(ctx: Context) -> Violations:
+    """A value that vLLM refuses: of another type, out of bounds, or none of its choices."""
+    return _problems(ctx, "value", "plug-in")
 
 
 @rule("SD402", INFO)
@@ -27,44 +107,6 @@ def unknown_vllm(ctx: Context) -> Violations:
             notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",),
             help=f"this specserve knows vLLM {', '.join(known_versions())}",
         )
-
-
-@rule("SD405", ERROR, needs="models")
-def full_disk(ctx: Context) -> Violations:
-    """The weights to download do not fit on the disk of the cache."""
-    if ctx.machine is None or ctx.machine.basis != "found":
-        return
-    from specserve.models.hub import hub_cache
-
-    cache = hub_cache({**os.environ, **ctx.profile.env})
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    total, models = 0, [("target.model", ctx.target)]
-    for variant in ctx.variants:
-        if variant.path == "speculation" and variant.model:
-            models.append((variant.at("model"), variant.draft))
-    for path, facts in models:
-        total += (missing := missing_bytes(facts) if facts else 0)
-        if missing and total > free:
-            text = f"{gib(total)} must be downloaded, and `{cache}` has {gib(free)} free"
-            help_ = "free some space, or set `HF_HOME` to a folder on a larger disk"
-            yield Violation(path, text, help=help_)
-
-
-def missing_bytes(facts: ModelFacts) -> int:
-    """The weights of a model of the Hub that do not lie on this machine."""
-    if facts.origin != "hub":
-        return 0
-    weights: tuple[str, ...] = (".safetensors",)  # vLLM takes these alone, if there are any
-    if not any(name.endswith(weights) for name in facts.files):
-        weights = (".bin", ".pt", ".gguf")
-    files = (file for name, file in facts.files.items() if name.endswith(weights))
-    return sum(file.size_bytes or 0 for file in files if file.path is None)
-
-
-_FLAG = r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b"
-_LONGEST = 300
-"""Characters of vLLM's words that are shown."""
 
 
 @rule("SD501", ERROR, needs="vllm")
