@@ -40,7 +40,8 @@ def document(pages: Iterable[Page]) -> str:
     for prefix, title in _GROUPS.items():
         of_group = [page for page in pages if page.code.startswith(prefix)]
         if of_group:
-            lines += ["", f"## {title}", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
+            # no heading: the table of contents lists rules only
+            lines += ["", f"**{title}**", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
             lines += [_row(page) for page in of_group]
     return "\n".join(lines) + "\n\n" + "\n".join(map(manual, pages))
 

@@ -2,7 +2,7 @@
 
     python scripts/record_terminal.py    about a minute; needs `make setup`
 
-The text is what the commands printed, except for shortened paths.
+The text is what the commands printed, except for shortened paths; progress and the longest lines are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs/terminal.svg"
 BIN = Path(sys.executable).parent
 WIDTH = 100
+HIDDEN = re.compile(r"^(  .* … |  .* tokens compared|  warm-up|curl|ask |the draft costs|starting vLLM)")
 PROMPT = "def __len__(self):"
 MISTAKE = """\
 target:
@@ -51,10 +52,12 @@ def drawn(shown: list[tuple[str, str]]) -> str:
         screen = Console(record=True, width=WIDTH, file=sink)
         for command, text in shown:
             screen.print(Text.assemble(("$ ", "green"), (command, "bold")))
-            for line in text.rstrip().splitlines():
+            for line in (line for line in text.rstrip().splitlines() if not HIDDEN.search(line)):
                 screen.print(coloured(line), soft_wrap=False)
             screen.print()
-        return screen.export_svg(title="specserve", unique_id="specserve")
+        picture = screen.export_svg(title="specserve", unique_id="specserve")
+    # without rich's web fonts: a page of the site asks no other host
+    return re.sub(r"@font-face \{[^}]*\}\s*", "", picture)
 
 
 def coloured(line: str) -> object:

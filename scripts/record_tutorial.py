@@ -32,6 +32,8 @@ class Step(NamedTuple):
     after: str = ""
     is_static: bool = False
     """Whether the command needs no server and says the same on every machine."""
+    hidden: str = ""
+    """The lines that the page leaves out, as a pattern; `…` stands for each run of them."""
 
 
 STEPS = (
@@ -47,14 +49,12 @@ source .venv/bin/activate
 ```
 
 The pair is a small target and a smaller draft model, trained to continue Python code. Everything below is what the
-commands printed on two cores of an AMD EPYC; your times and paths will differ.
+commands printed on two cores of an AMD EPYC; `…` stands for lines that are left out. Your times and paths will differ.
 
 ## 1. Is the profile right?
 
 `configs/demo.yaml` names target, draft, the number of draft tokens and a few engine arguments. `lint` judges the file
-alone, without the models, in a fraction of a second:""", "specserve lint configs/demo.yaml", is_static=True),
-    Step("""\
-For each mistake, `lint` says where it is and how to mend it. Try one, without changing the file:""",
+alone, without the models, in a fraction of a second. Try a mistake, without changing the file:""",
          "specserve lint configs/demo.yaml --set speculation.num_speculative_token=4", """\
 `specserve rules SD005` describes the rule. """, is_static=True),
     Step("""\
@@ -66,22 +66,20 @@ first line answers; `-v` shows what the answer rests on.""",
     Step("""\
 ## 3. Start it
 
-`up` checks again, starts vLLM and reports the server ready as soon as it answers. `--detach` leaves it running (if port
-8000 is taken, add `--port 0`, which finds a free one):""", "specserve up configs/demo.yaml --detach"),
+`up` checks again, starts vLLM and reports the server ready as soon as it answers. `--detach` leaves it running; `ps`
+lists such servers. If port 8000 is taken, add `--port 0`, which finds a free one.""",
+         "specserve up configs/demo.yaml --detach"),
     Step("""\
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
          "specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
-`ps` lists detached servers, and which share of all draft tokens each target has accepted:""",
-         "specserve ps"),
-    Step("""\
 ## 4. Is the text still the target's own?
 
-Speculation must not change the text. `verify` finds out from outside, in about a minute: the server writes text with
+Speculation must not change the text. `verify` tests that from outside, in about a minute: the server writes text with
 speculation, then scores the same text without it.""", "specserve verify demo", """\
-`NO FAULT FOUND` comes with its bound: the smallest fault that this run would have found. More time makes it smaller.
-[How verify decides](verify.md) explains the figures."""),
+`NO FAULT FOUND` comes with its bound: the smallest fault that this run would have found. More time makes it smaller
+([how verify decides](verify.md)).""", hidden="tokens compared"),
     Step("Stop the server. It may first finish the requests that it has:", "specserve down demo"),
     Step("""\
 ## 5. Does speculation pay here?
@@ -89,40 +87,38 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
 `bench` starts the profile and the same server without speculation, sends the same prompts to both in short
 alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
 The interval decides. PAYS means that all of the 95 % interval is above 1.03 (and the 99.5 % interval, which is wider,
-above 1). On a busy machine, the verdict is often INCONCLUSIVE. The report then says what would decide it.
-Without `--quick`, bench goes on until the verdict is clear or its `--budget` ends.
-[How bench decides](bench.md) explains the rest."""),
+above 1). On a busy machine, the verdict is often INCONCLUSIVE; the report then says what would decide it.
+Without `--quick`, bench goes on until the verdict is clear or its `--budget` ends
+([how bench decides](bench.md)).""", hidden=r"^(starting|warming|\d+/\d+,|\w+ is ready)"),
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` finds the best number of draft tokens (K) for the loads that you name: `-c 1,2` means one request at a time, and
-two. A higher load needs a smaller K. Trying each K would take a launch of the server for each; `tune` launches it
-without speculation and with the largest K, and then with the K that these two predict to be the best. `--budget`
-includes the launches:
+`tune` finds the best number of draft tokens (K) for the loads that you name; here, one request and two concurrent
+ones. It launches three servers: one without speculation, one with the largest K, and one with the K that these two
+predict to be the best. `--budget` includes the launches:
 
 ```
 specserve tune configs/demo.yaml -w code -c 1,2 --budget 15m
 ```
 
-The first line is the answer, such as `PAYS: K = 4`, with the measured speedup and its interval; below it stands what
-each K brings at each load. K = 0 in the table is a server without speculation; `predicted` was not measured.
-`--write` puts the choice into the profile; its comments stay. If the budget ends before all is measured, `tune` says
-what is missing, and the same command with a larger `--budget` goes on.
-[How tune chooses](tune.md) explains the rules, and when `tune` proposes a schedule of K by batch size."""),
+The first line is the answer, such as `PAYS: K = 4`, with the measured speedup and its interval. `--write` puts the
+choice into the profile; its comments stay ([how tune chooses](tune.md))."""),
     Step("""\
 ## 7. Deploy it
 
 `render` writes the launch for production, without specserve inside, for the newest vLLM that the profile allows:""",
          "specserve render configs/demo.yaml --to systemd", """\
-The warning is only about vLLM's CPU build. The plug-in is in `scripts/cpu_engine/vllm_cpu_shim`;
-[the Kubernetes page](how-to/kubernetes.md) shows how to install it.
+The warning is only about vLLM's CPU build; [the Kubernetes page](how-to/kubernetes.md#models-in-local-folders) shows
+how to install the plug-in.
 
 ## Where to go next
 
+- [I already run vLLM](how-to/already-run-vllm.md): the same on your own server, without a restart.
 - [Convert an old command](how-to/convert.md) that starts vLLM.
 - [Profiles in CI](ci.md): lint every pull request.
 - [A first 70B on four GPUs](how-to/first-70b.md).
-- [The profile](reference/profile.md): every key."""),
+- [The profile](reference/profile.md): every key.""",
+         hidden="^(?!# (Rendered|for vLLM|Do not|sudo|Needs|/srv)|ExecStart=|warning)"),
 )  # fmt: skip
 
 
@@ -150,13 +146,19 @@ def output_of(command: str, *, state: Path) -> str:
     return text.replace(str(ROOT), ".").replace(str(Path.home()), "~").rstrip()
 
 
+def without(hidden: str, text: str) -> str:
+    """A command's output with `…` in place of each run of lines that match a pattern."""
+    lines = ["…" if hidden and re.search(hidden, line) else line for line in text.splitlines()]
+    return "\n".join(line for k, line in enumerate(lines) if line != "…" or k == 0 or lines[k - 1] != "…")
+
+
 def page(outputs: dict[str, str]) -> str:
     """The tutorial with these outputs."""
     parts = []
     for step in STEPS:
         parts.append(step.text)
         if step.command:
-            parts.append(f"```\n$ {step.command}\n{outputs[step.command]}\n```")
+            parts.append(f"```\n$ {step.command}\n{without(step.hidden, outputs[step.command])}\n```")
         if step.after:
             parts.append(step.after.strip())
     note = "<!-- Written by scripts/record_tutorial.py: change its steps, then run it. -->"
