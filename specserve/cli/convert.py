@@ -40,8 +40,7 @@ def convert(
     """
     from specserve.checks.run import lint_text
     from specserve.convert.convert import FILE, converted
-    from specserve.convert.live import of_process, of_server
-    from specserve.convert.reading import read_source
+    from specserve.convert.reading import of_process, of_server, read_source
     from specserve.files import write_named
     from specserve.report.console import in_one_line, out
     from specserve.report.launch import say_converted

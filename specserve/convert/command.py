@@ -18,7 +18,7 @@ from specserve.convert.arguments import (
     place_of,
     said_twice,
 )
-from specserve.convert.launch import invocation
+from specserve.convert.launch import starts
 from specserve.convert.words import UNKNOWN, argv_words, finding, readable
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
@@ -72,7 +72,7 @@ def profile_of(
     specserve is `asked` to launch it. Raises UsageError for what starts no vLLM.
     """
     line, argv = argv_words(words)
-    start = invocation(argv)
+    start = next(iter(starts(argv)), None)
     if start is None or start.start not in argv:
         what = quoted(argv[0].text) if argv else "nothing"
         hint = f"write `specserve {asked} -- vllm serve MODEL --speculative-config '{{…}}'`"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from specserve.convert.arguments import Setting
-from specserve.convert.command import as_tree, profile_sections
-from specserve.convert.host import on_host, set_hardware
+from specserve.convert.arguments import Setting, place_of
+from specserve.convert.command import Sections, as_tree, profile_sections
 from specserve.convert.launch import Launch
 from specserve.convert.translate import translated
 from specserve.convert.words import (
     LONGEST_SHOWN,
+    UNKNOWN,
     Note,
     Word,
     finding,
@@ -41,6 +43,13 @@ _SGLANG_PORT = 30_000
 _TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
 _RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\b")
 _OWN_IMAGE = re.compile(r"(docker\.io/)?vllm/vllm-openai:v\d+\.\d+\.0")
+_PATHS = frozenset(
+    "model tokenizer chat_template download_dir hf_config_path generation_config lora_modules "
+    "speculative_config allowed_local_media_path tool_parser_plugin reasoning_parser_plugin "
+    "ssl_keyfile ssl_certfile ssl_ca_certs load_format_config".split()
+)
+"""The arguments whose values may be paths."""
+_PATH = re.compile(r"(^|[=:])(/[^,;\s\"'{}]*|[\w./-]+\.jinja)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ def converted(given: Launch, *, origin: str) -> Converted:
         raise UsageError(f"{given.what} in {origin} does not specify a model", hint=hint)
     notes: list[Note] = []
     known, versions = _image_table(given, notes)
-    given = on_host(translated(given, table=known), known)
+    given = _on_host(translated(given, table=known), known)
     notes += given.notes
     found: list[Finding] = []
     tree = _tree(given, known, notes)
@@ -92,6 +101,103 @@ def _harmless(text: str) -> str:
     return " ".join(hushed(_PRIVATE_USE.sub("…", readable(text))).splitlines())
 
 
+def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
+    """The vLLM of a container's image, or that a server names, and its range for a profile.
+
+    Without one that specserve knows: the newest, and None.
+    """
+    image, release = given.image, _RELEASE.match(given.version)
+    if image is None and release is None:
+        return newest(), None
+    what, line, keep = f"the server, which is vLLM {given.version}", 0, ""
+    if image:
+        release, line = _TAG.search(image.text), image.span.line
+        what = f"the image {quoted(readable(image.text))}"
+        if not unresolved(image.text):
+            keep = f"; `specserve render --image {image.text}` keeps it"
+    found = table(f"{release[1]}.{release[2]}") if release else newest()
+    if release and found.exact and given.engine == "vllm":
+        keep = "" if image and _OWN_IMAGE.fullmatch(image.text) else keep
+        notes.append(Note("vllm", f"from {what}{keep}", line))
+        return found, f">={release[1]}.{release[2]},<{release[1]}.{int(release[2]) + 1}"
+    judged = ", ".join(judged_versions(None))
+    text = f"{what} names no vLLM that specserve knows: the profile is for vLLM {judged}{keep}"
+    notes.append(Note("", text, line))
+    return newest(), None
+
+
+def _on_host(given: Launch, known: VllmTable) -> Launch:
+    """The launch with the host's paths, and a note about what no profile holds.
+
+    A path that only the container has is an error, of a cache a note.
+    """
+    settings, env = dict(given.settings), dict(given.env)
+    notes, errors = list(given.notes), list(given.unresolved)
+    used: set[tuple[str, str] | None] = set()
+
+    def is_on_host(path: str) -> bool:
+        held = given.mount_of(path)
+        used.add(held)
+        return bool(held and held[0])
+
+    def mapped(node: Node, path: str) -> Node:
+        found = _PATH.search(str(node.value))
+        if found is None or UNKNOWN.fullmatch(found.string):
+            return node
+        if is_on_host(found[2]):
+            text = found.string[: found.start(2)] + given.on_host(found[2])
+            if not UNKNOWN.search(text):
+                said = f"it is {quoted(found[2])} in the source's container"
+                notes.append(Note(path, said, node.span.line))
+            return replace(node, value=text, raw=text)
+        text = f"{quoted(found[2])} is a path of the source's container, not of the host"
+        place = replace(node.span, path=path)
+        errors.append(finding("SD105", text, place, help="write the host's path"))
+        return node
+
+    def whole(node: Node, _: str) -> Node:
+        text, path = str(node.value), Path(given.folder, str(node.value))
+        if not (text.startswith(("./", "../")) or ("/" in text and path.exists())):
+            return node
+        return replace(node, value=os.path.normpath(path), raw=None)
+
+    change = mapped if given.is_contained else whole if given.folder else None
+    for name, setting in given.settings.items() if change else ():
+        folder = str(setting.node.value) if name == "download_dir" else ""
+        if given.is_contained and folder.startswith("/") and not is_on_host(folder):
+            text = f"`{setting.written} {folder}` is left out: the host does not have this path"
+            notes.append(Note("", f"{text} of the container", setting.place.line))
+            del settings[name]
+        elif name in _PATHS and change:
+            node = _each(setting.node, place_of(name, known), change)
+            settings[name] = replace(setting, node=node)
+    for name, word in given.env.items() if given.is_contained else ():
+        if word.text.startswith("/"):
+            host = readable(given.on_host(word.text))
+            where = f", {quoted(host)} on the host" if is_on_host(word.text) else ""
+            text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
+            notes.append(Note("", text, word.span.line))
+            del env[name]
+    volumes = (f"volume {':'.join(filter(None, one))}" for one in given.mounts if one not in used)
+    left = dict.fromkeys(map(readable, [*volumes, *given.left_out]))
+    if left:
+        text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
+        notes.append(Note("", text, given.place.line))
+    return replace(given, settings=settings, env=env, notes=notes, unresolved=errors)
+
+
+def _each(node: Node, path: str, change: Callable[[Node, str], Node]) -> Node:
+    """A value with each of its texts changed. `path`: where it stands in a profile."""
+    if node.mapping is not None:
+        items = node.mapping.items()
+        return replace(
+            node, value={key: _each(item, f"{path}.{key}", change) for key, item in items}
+        )
+    if isinstance(node.value, list):
+        return replace(node, value=[_each(item, path, change) for item in node.value])
+    return change(node, path) if isinstance(node.value, str) else node
+
+
 def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
@@ -103,7 +209,8 @@ def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
-    notes += set_hardware(given, sections)
+    sections["hardware"] = {**sections.get("hardware", {}), **given.hardware}
+    notes += _set_nodes(sections)
     return as_tree(sections, block, given.place)
 
 
@@ -156,6 +263,29 @@ def _keep_on_loopback(
         yield Note("server.host", text, line)
 
 
+def _set_nodes(sections: Sections) -> Iterator[Note]:
+    """Moves the nodes of vLLM's own executor to `hardware`."""
+    engine, target = sections.get("engine", {}), sections["target"]
+
+    def count_of(node: Node | None) -> int:
+        return node.value if node and isinstance(node.value, int) else 1
+
+    sizes = (target.get(f"{name}_parallel_size") for name in ("tensor", "pipeline"))
+    world = 1
+    for size in sizes:
+        world *= count_of(size)
+    nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
+    is_other = executor and executor.value == "ray"
+    is_other = is_other or count_of(engine.get("data_parallel_size")) > 1
+    if nodes and count_of(nodes) > 1 and world % count_of(nodes) == 0 and not is_other:
+        count = Node(world // count_of(nodes), nodes.span)
+        sections["hardware"] |= {"count": count, "nodes": engine.pop("nnodes")}
+        rank = engine.pop("node_rank", None)
+        command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
+        text = f"from `--nnodes`; the source starts the node of `{command}`"
+        yield Note("hardware.nodes", text, nodes.span.line)
+
+
 def _complete(
     node: Node, notes: list[Note], found: list[Finding], path: str = "", key: str = ""
 ) -> Node | None:
@@ -184,28 +314,3 @@ def _complete(
         if clean := _complete(child, notes, found, f"{path}.{name}" if path else name, name):
             kept[name] = clean
     return replace(node, value=kept) if kept or not node.mapping or not path else None
-
-
-def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
-    """The vLLM of a container's image, or that a server names, and its range for a profile.
-
-    Without one that specserve knows: the newest, and None.
-    """
-    image, release = given.image, _RELEASE.match(given.version)
-    if image is None and release is None:
-        return newest(), None
-    what, line, keep = f"the server, which is vLLM {given.version}", 0, ""
-    if image:
-        release, line = _TAG.search(image.text), image.span.line
-        what = f"the image {quoted(readable(image.text))}"
-        keep = f"; `specserve render --image {image.text}` keeps it"
-        keep = "" if unresolved(image.text) else keep
-    found = table(f"{release[1]}.{release[2]}") if release else newest()
-    if release and found.exact and given.engine == "vllm":
-        keep = "" if image and _OWN_IMAGE.fullmatch(image.text) else keep
-        notes.append(Note("vllm", f"from {what}{keep}", line))
-        return found, f">={release[1]}.{release[2]},<{release[1]}.{int(release[2]) + 1}"
-    judged = ", ".join(judged_versions(None))
-    text = f"{what} names no vLLM that specserve knows: the profile is for vLLM {judged}{keep}"
-    notes.append(Note("", text, line))
-    return newest(), None

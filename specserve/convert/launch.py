@@ -20,6 +20,7 @@ from specserve.convert.words import (
 )
 from specserve.diagnostics import Finding, Span
 from specserve.errors import quoted
+from specserve.profile.values import Node
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(
@@ -89,11 +90,8 @@ class Launch:
     """The container's image, its tag included."""
     mounts: list[tuple[str, str]] = field(default_factory=list)
     """Folders of the host and their paths in the container; a named volume has no folder."""
-    devices: Word | None = None
-    """Its GPUs, as `--gpus` takes them: `all`, `2`, `device=0,1`."""
-    accelerator: Word | None = None
-    """The label of a node that names its GPUs."""
-    nodes: Word | None = None
+    hardware: dict[str, Node] = field(default_factory=dict)
+    """What its container says of GPUs and nodes, as keys of `hardware`."""
     left_out: list[str] = field(default_factory=list)
     """What the source sets around the engine and no profile holds: `replicas: 2`."""
     notes: list[Note] = field(default_factory=list)
@@ -120,6 +118,27 @@ class Launch:
         """Whether this is an engine in a Python program, which has no port."""
         return self.start.text.endswith("(…)")
 
+    def mount_of(self, path: str) -> tuple[str, str] | None:
+        """The innermost mount that a path of the container lies in."""
+        holds = [held for held in self.mounts if f"{path}/".startswith(f"{held[1].rstrip('/')}/")]
+        return max(holds, key=lambda held: len(held[1]), default=None)
+
+    def on_host(self, path: str) -> str:
+        """A container's path as the host has it; as it is if no folder of the host holds it."""
+        held = self.mount_of(path)
+        if not held or not held[0]:
+            return path
+        return f"{held[0].rstrip('/')}{path[len(held[1].rstrip('/')) :]}"
+
+    def use_gpus(self, word: Word) -> None:
+        """Takes the GPUs that `--gpus` names: `2`, or `device=0,1`; `all` says no number."""
+        listed = re.search(r"device=([\w,-]+)", word.text)
+        if listed:
+            self.env.setdefault("CUDA_VISIBLE_DEVICES", replace(word, text=listed[1]))
+        count = str(len(listed[1].split(","))) if listed else word.text
+        if count.isdigit() and int(count):
+            self.hardware["count"] = Node(int(count), word.span)
+
 
 def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int = 0) -> list[Launch]:
     """Every engine that one command starts: several if it is a shell with a script.
@@ -132,7 +151,7 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
     env = dict(found.env)
     for at, word in enumerate(words):
         name = word.text.rpartition("/")[2]
-        inner = replace(found, env=env, notes=list(found.notes))
+        inner = replace(found, env=env, notes=list(found.notes), unresolved=list(found.unresolved))
         wrappers = [one.text for one in words[:at] if not ASSIGNMENT.fullmatch(one.text)]
         loud = [one for one in wrappers if not _QUIET.fullmatch(one.rpartition("/")[2])]
         if loud:
@@ -213,14 +232,9 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word]
     return kept, [Note("", said, path.span.line)] if path else []
 
 
-def invocation(words: Sequence[Word]) -> Launch | None:
-    """The engine that one command starts, or None if it starts none."""
-    return next(iter(starts(words)), None)
-
-
 def is_command(words: Sequence[str]) -> bool:
     """Whether arguments are the words of one command that starts an engine."""
-    return len(words) > 1 and invocation(argv_words(words)[1]) is not None
+    return len(words) > 1 and bool(starts(argv_words(words)[1]))
 
 
 def _script(words: Sequence[Word], at: int) -> int | None:
@@ -240,7 +254,7 @@ def _script(words: Sequence[Word], at: int) -> int | None:
 def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch]:
     """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices."""
     entry = None
-    found = replace(found, env={}, mounts=[], left_out=[], is_contained=True)
+    found = replace(found, env={}, mounts=[], hardware={}, left_out=[], is_contained=True)
     at = next(place for place, word in enumerate(words) if word.text in ("run", "create")) + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
@@ -254,8 +268,8 @@ def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch
             key, sign, _ = value.text.partition("=")
             held = value.part(len(key) + 1) if sign else replace(value, text=unknown(key))
             found.env[key] = held
-        elif name == "--gpus":
-            found.devices = value
+        elif name == "--gpus" and value:
+            found.use_gpus(value)
         elif name == "--entrypoint":
             entry = value
         elif name in ("-v", "--volume") and value:

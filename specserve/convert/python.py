@@ -6,22 +6,22 @@ Literals are read, names that are set once, and defaults: of parameters, argpars
 from __future__ import annotations
 
 import ast
+import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from specserve.convert.arguments import Setting
 from specserve.convert.launch import STARTS, Launch, script_starts, starts
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word, mark, unknown, unresolved, value_node
+from specserve.convert.words import Note, Word, finding, unknown, unresolved, value_node
 from specserve.diagnostics import Span
-from specserve.errors import UsageError
+from specserve.errors import UsageError, quoted
 from specserve.profile.values import Node
 from specserve.vllm.versions import newest
 
-ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
+ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
 _RUNS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "split")
 _PARSED = ("args", "opts", "options", "opt")
@@ -38,11 +38,13 @@ class PythonSource:
         """Raises UsageError for what is not Python."""
         self.file, self.looked_up = file, 0
         self.scopes: dict[ast.AST, _Scope] = {}
+        self.blocks: dict[ast.AST, tuple[ast.AST, str] | None] = {}
+        """Where each node stands: its parent, and `body`, `orelse` or the like of it."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a strange escape is no concern of ours
                 tree = ast.parse(text)
-            self._visit(tree, None)
+            self._visit(tree, None, None)
         except SyntaxError as error:
             raise UsageError(f"`{file}` is not Python: line {error.lineno}: {error.msg}") from error
         except (ValueError, RecursionError, MemoryError) as error:
@@ -72,10 +74,13 @@ class PythonSource:
                     texts = [flag.value for flag in flags if isinstance(flag, ast.Constant)]
                     self._add_option(max(map(str, texts), key=len, default=""), words)
 
-    def _visit(self, node: ast.AST, scope: _Scope) -> None:
-        self.scopes[node] = scope
-        for child in ast.iter_child_nodes(node):
-            self._visit(child, node if isinstance(node, _Function | ast.Lambda) else scope)
+    def _visit(self, node: ast.AST, scope: _Scope, block: tuple[ast.AST, str] | None) -> None:
+        self.scopes[node], self.blocks[node] = scope, block
+        inner = node if isinstance(node, _Function | ast.Lambda) else scope
+        for name, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    self._visit(child, inner, (node, name))
 
     def _add_option(self, flag: str, keywords: list[ast.keyword]) -> None:
         """What argparse makes of an option that nobody gives."""
@@ -121,10 +126,10 @@ class PythonSource:
                     return [*one, *(other if isinstance(other, list) else [text_of(other)])]
                 if isinstance(one, str) and isinstance(other, str):
                     return one + other
-            case ast.IfExp(test=test, body=body, orelse=other) if (
-                holds := self.holds(test)
-            ) is not None:
-                return self._value(body if holds else other)
+            case ast.IfExp(test=ast.Name() | ast.Attribute() as test, body=body, orelse=other):
+                holds = self._value(test)  # as far as a default says
+                if not (isinstance(holds, str) and unresolved(holds)):
+                    return self._value(body if holds else other)
             case ast.Call(func=function, args=args, keywords=keywords):
                 return self._called(function, args, keywords)
             case ast.Subscript(value=holder, slice=ast.Constant(value=str(name))) if (
@@ -174,6 +179,9 @@ class PythonSource:
         if name == "dict" or (not args and name.endswith("Config")):
             pairs = [(ast.Constant(one.arg) if one.arg else None, one.value) for one in keywords]
             return self._mapping([*((None, one) for one in args), *pairs])
+        if args and name == "dumps":
+            value = self._value(args[0])
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if args and name in ("str", "int", "float"):
             return text_of(self._value(args[0])) if name == "str" else self._value(args[0])
         holder = _name(function.value) if isinstance(function, ast.Attribute) else ""
@@ -185,45 +193,25 @@ class PythonSource:
             return self._value(args[1])
         return unknown(f"{name}(…)")
 
-    def holds(self, test: ast.expr) -> bool | None:
-        """Whether a condition holds, as far as defaults say; None: only a run could tell."""
-        match test:
-            case ast.UnaryOp(op=ast.Not(), operand=inner):
-                holds = self.holds(inner)
-                return None if holds is None else not holds
-            case ast.Name() | ast.Attribute():
-                value = self._value(test)
-                return None if isinstance(value, str) and unresolved(value) else bool(value)
-        return None
-
-    def grown(self, node: ast.expr, name: str) -> Iterator[tuple[list[Any], ast.expr]]:
-        """What the lines beside `name = [ … ]` add to the list, and a mark for what others do."""
-        scope = self.scopes[node]
-        left = self.set_times[scope, name] - 1
-        holder = scope if isinstance(scope, _Function) else next(iter(self.scopes))
-        blocks = [getattr(one, key, []) for one in ast.walk(holder) for key in ("body", "orelse")]
-        lines = [[*block] for block in blocks if isinstance(block, list)]
-        beside = next(
-            (one for one in lines if any(getattr(x, "value", 0) is node for x in one)), []
-        )
-        while beside and getattr(beside.pop(0), "value", None) is not node:
-            pass
-        for line in beside:
+    def grown(self, node: ast.expr, name: str) -> tuple[list[Word], bool]:
+        """What later lines beside `name = [ … ]` add to it, and whether other lines change it."""
+        words: list[Word] = []
+        left = self.set_times[self.scopes[node], name] - 1
+        around = self.blocks[node]
+        block = self.blocks[around[0]] if around else None
+        for line in self.nodes:
             match line:
-                case ast.AugAssign(target=ast.Name(id=target), value=added) if target == name:
-                    items = self.value(added)
-                case ast.Expr(
-                    value=ast.Call(
-                        func=ast.Attribute(value=ast.Name(id=target), attr=how), args=[added]
+                case ast.AugAssign(target=ast.Name(id=target), value=added) | ast.Expr(
+                    ast.Call(
+                        func=ast.Attribute(ast.Name(id=target), "append" | "extend"),
+                        args=[added],
                     )
-                ) if target == name and how in ("append", "extend"):
-                    items = self.value(added) if how == "extend" else [self.value(added)]
-                case _:
-                    continue
-            left -= 1
-            yield items if isinstance(items, list) else [items], added
-        if left > 0:
-            yield [mark("--…", f"later lines that change {name} run")], node
+                ) if target == name and self.blocks[line] == block and line.lineno > node.lineno:
+                    items = self.value(added)
+                    items = items if isinstance(items, list) else [items]
+                    words += [Word(text_of(item), self.span(added)) for item in items]
+                    left -= 1
+        return words, left > 0
 
 
 def _name_set_by(node: ast.AST) -> str | None:
@@ -277,7 +265,7 @@ def launches(text: str, *, file: str) -> list[Launch]:
             case ast.Call(func=function) if (name := _name(function)) in ENGINES:
                 start = Word(f"{name}(…)", source.span(node))
                 settings = _keywords(node, source)
-                made = [Launch(ENGINES[name], start, settings=settings)] if settings else []
+                made = [Launch("vllm", start, settings=settings)] if settings else []
             case ast.Call(func=function, args=args) if _name(function) in _RUNS:
                 command = source.value(args[0] if args else getattr(function, "value", node))
                 if isinstance(command, str) and STARTS.search(command):
@@ -285,7 +273,7 @@ def launches(text: str, *, file: str) -> list[Launch]:
                     made = script_starts(commands, command)
             case ast.List() | ast.BinOp() if node not in inner:
                 inner |= {*ast.walk(node)}
-                made = starts(_command(node, lists.get(node, ""), source))
+                made = _started(node, lists.get(node, ""), source)
         if source.taken and made:
             names = ", ".join(f"`{name}`" for name in source.taken)
             said = f"the profile has the program's defaults of {names}, which a run may change"
@@ -297,15 +285,19 @@ def launches(text: str, *, file: str) -> list[Launch]:
     return found
 
 
-def _command(node: ast.expr, name: str, source: PythonSource) -> list[Word]:
-    """The words of a list that may be a command, with what later statements add to it."""
+def _started(node: ast.expr, name: str, source: PythonSource) -> list[Launch]:
+    """What a list starts if it is a command. `name`: that the program gives it, if it does."""
     value, place = source.value(node), source.span(node)
     if not isinstance(value, list) or not STARTS.search(" ".join(map(text_of, value))):
         return []
-    words = [Word(text_of(item), place) for item in value]
-    for items, added in source.grown(node, name) if name else ():
-        words += [Word(text_of(item), source.span(added)) for item in items]
-    return words
+    words, is_changed = source.grown(node, name) if name else ([], False)
+    found = starts([*(Word(text_of(item), place) for item in value), *words])
+    if is_changed:
+        text = f"the source changes the list {quoted(name)} in other lines, which are not followed"
+        help = "write what they add as keys of the profile, or start it and use `convert --pid`"
+        for given in found:
+            given.unresolved.append(finding("SD105", text, place, help=help))
+    return found
 
 
 def _keywords(node: ast.Call, source: PythonSource) -> dict[str, Setting]:

@@ -1,26 +1,32 @@
-"""A file or a command line to the launches that it makes."""
+"""A file, a command line, a process or a server to the launches that it makes."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from specserve.convert import translate
 from specserve.convert.arguments import command_settings, options
-from specserve.convert.containers import containers
-from specserve.convert.host import with_file_of_arguments
-from specserve.convert.launch import STARTS, Launch, script_starts, starts
+from specserve.convert.launch import OF_AN_ENGINE, STARTS, Launch, script_starts, starts
 from specserve.convert.python import ENGINES, launches
+from specserve.convert.services import containers, units
 from specserve.convert.shell import script
-from specserve.convert.units import units
-from specserve.convert.words import Note, Word, argv_words, without_placeholder
-from specserve.diagnostics import Finding
-from specserve.errors import FactError, UsageError, quoted, system_reason
+from specserve.convert.words import Note, Word, argv_words, finding, readable, without_placeholder
+from specserve.diagnostics import Finding, Span
+from specserve.errors import FactError, SpecserveError, UsageError, quoted, system_reason
 from specserve.files import read_named
+from specserve.metrics import read as read_metrics
 from specserve.profile.secrets import hushed
+from specserve.profile.source import COMMAND
 from specserve.vllm.versions import newest
 
 MAX_BYTES = 250_000  # far above any launch script
@@ -30,6 +36,12 @@ _YAML = re.compile(
     r"^[ \t{-]*\"?(image|services|apiVersion|Config|servingEngineSpec|model)\"?[ \t]*:", re.M
 )
 _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
+_PLACE = Span(COMMAND, 1, 1, 1, 2)
+_INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
+_VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OPEN = "`tensor_parallel_size`, `quantization`, `max_num_seqs`"
+"""What decides most of a server, and no endpoint tells."""
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Launch]:
@@ -41,15 +53,12 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
-            found = reader(text, file=file)
+            if found := reader(text, file=file):
+                return [with_settings(start, folder=folder) for start in found]
         except UsageError as error:
             problems.append(error)
-            continue
         except RecursionError:
             problems.append(UsageError(f"specserve cannot read `{file}`: it is nested too deeply"))
-            continue
-        if found:
-            return [with_settings(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
     hint = (
@@ -60,72 +69,6 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
         hint = "a command in a here-document, a list, a guide or other text is not read: "
         hint += "convert it separately"
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
-
-
-def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str]:
-    """The launch to convert, with a note that names the others, and the name of its text.
-
-    `source`: a command line, or one word: a file, or `-` for stdin. `pick`: the launch by its name
-    or its number from 1. Raises UsageError and FactError.
-    """
-    if len(source) > 1:
-        return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line"
-    name = source[0]
-    text = _text(name)
-    file = "stdin" if name == "-" else name
-    folder = Path.cwd() if name == "-" else Path(name).parent
-    found = read(text, file=file, folder=folder)
-    names = [f"{number} {_named(given)}" for number, given in enumerate(found, start=1)]
-    named = [given for given in found if given.settings.keys() & {"model", "model_path"}] or found
-    chosen = next(
-        (given for given in named if any("spec" in name for name in given.settings)), named[0]
-    )
-    if pick:
-        picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
-        if not picked:
-            raise UsageError(
-                f"{quoted(pick)} is no launch of `{file}`", hint=f"it has {', '.join(names)}"
-            )
-        chosen = picked[0]
-    if len(found) > 1:
-        this = names[found.index(chosen)]
-        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}"
-        note = Note("", f"{said}: `--pick` takes the number or name of another", chosen.place.line)
-        chosen = replace(chosen, notes=[note, *chosen.notes])
-    return chosen, Path(file).name
-
-
-def _named(given: Launch) -> str:
-    """A launch among others, for a person."""
-    when = f" if {quoted(hushed(given.condition))}" if given.condition else ""
-    return f"{quoted(given.name) if given.name else given.what} (line {given.place.line}{when})"
-
-
-def _text(name: str) -> str:
-    try:
-        limit = MAX_BYTES + 1
-        data = sys.stdin.buffer.read(limit) if name == "-" else read_named(name, limit)
-    except (OSError, ValueError) as error:
-        reason, hint = system_reason(error), None
-        if isinstance(error, FileNotFoundError):
-            reason += ", and it is not a command that starts vLLM"
-            hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
-        raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(
-            f"`{name}` is larger than {MAX_BYTES:,} bytes, which is too large for a launch script"
-        )
-    return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")
-
-
-def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
-    """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
-    words = list(words)
-    found = starts(words)
-    if not found:
-        what = quoted(words[0].text) if words else "nothing"
-        raise UsageError(f"{what} is not a command that starts vLLM or SGLang")
-    return with_settings(found[0], folder=folder)
 
 
 def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
@@ -141,6 +84,151 @@ def _from_shell(text: str, *, file: str) -> list[Launch]:
     return script_starts(script(text, file=file), text)
 
 
+def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str]:
+    """The launch to convert, with a note that names the others, and the name of its text.
+
+    `source`: a command line, or one word: a file, or `-` for stdin. `pick`: the launch by its name
+    or its number from 1. Raises UsageError and FactError.
+    """
+    if len(source) > 1:
+        return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line"
+    file = "stdin" if source[0] == "-" else source[0]
+    folder = Path.cwd() if file == "stdin" else Path(file).parent
+    found = read(_text(source[0]), file=file, folder=folder)
+    named = [given for given in found if given.settings.keys() & {"model", "model_path"}] or found
+    chosen = next(
+        (given for given in named if any("spec" in name for name in given.settings)), named[0]
+    )
+    names = []
+    for number, given in enumerate(found, start=1):
+        when = f" if {quoted(hushed(given.condition))}" if given.condition else ""
+        name = quoted(given.name) if given.name else given.what
+        names.append(f"{number} {name} (line {given.place.line}{when})")
+    if pick:
+        picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
+        if not picked:
+            hint = f"it has {', '.join(names)}"
+            raise UsageError(f"{quoted(pick)} is no launch of `{file}`", hint=hint)
+        chosen = picked[0]
+    if len(found) > 1:
+        this = names[found.index(chosen)]
+        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}"
+        note = Note("", f"{said}: `--pick` takes the number or name of another", chosen.place.line)
+        chosen = replace(chosen, notes=[note, *chosen.notes])
+    return chosen, Path(file).name
+
+
+def _text(name: str) -> str:
+    try:
+        limit = MAX_BYTES + 1
+        data = sys.stdin.buffer.read(limit) if name == "-" else read_named(name, limit)
+    except (OSError, ValueError) as error:
+        reason, hint = system_reason(error), None
+        if isinstance(error, FileNotFoundError):
+            reason += ", and it is not a command that starts vLLM"
+            hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
+        raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
+    if len(data) > MAX_BYTES:
+        limit_text = f"larger than {MAX_BYTES:,} bytes, which is too large for a launch script"
+        raise UsageError(f"`{name}` is {limit_text}")
+    return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")
+
+
+def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
+    """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
+    words = list(words)
+    found = starts(words)
+    if not found:
+        what = quoted(words[0].text) if words else "nothing"
+        raise UsageError(f"{what} is not a command that starts vLLM or SGLang")
+    return with_settings(found[0], folder=folder)
+
+
+def of_process(pid: int) -> Launch:
+    """The launch of a process by its arguments, environment and folder.
+
+    Raises UsageError for one that starts no vLLM, FactError for one that ended or is not ours.
+    """
+    try:
+        process = psutil.Process(pid)
+        words = argv_words(process.cmdline())[1]
+        found = starts(words)
+        if not found:
+            near = None
+            for other in (*process.parents(), *process.children()):
+                # it may end meanwhile, or be a script of any kind
+                with suppress(psutil.Error, SpecserveError):
+                    is_one = near is None and starts(argv_words(other.cmdline())[1])
+                    near = other.pid if is_one else near
+            hint = f"`specserve convert --pid {near}` reads the vLLM beside it" if near else None
+            what = f" ({quoted(words[0].text)})" if words else ""
+            raise UsageError(f"process {pid}{what} is not the first process of a vLLM", hint=hint)
+        environ, folder = process.environ(), process.cwd()
+        is_contained = not Path(f"/proc/{pid}/ns/mnt").samefile("/proc/self/ns/mnt")
+    except (psutil.NoSuchProcess, FileNotFoundError) as error:  # a zombie is one too
+        raise FactError(f"no process {pid} runs here") from error
+    except (psutil.AccessDenied, PermissionError) as error:
+        hint = "run `specserve convert` as its user"
+        raise FactError(f"process {pid} is another user's", hint=hint) from error
+    kept = {name: Word(one, _PLACE) for name, one in environ.items() if OF_AN_ENGINE.match(name)}
+    dropped = len(environ) - len(kept)
+    note = Note("", f"{dropped} variables that no engine reads, by their names, are left out")
+    given = replace(found[0], env={**kept, **found[0].env}, notes=[*found[0].notes, note])
+    given.folder, given.is_contained = folder, is_contained
+    return with_settings(given, folder=Path(folder))
+
+
+def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> Launch:
+    """The launch of a server as far as its answers tell; what they do not is unresolved.
+
+    `models`: those of `/v1/models`; `text`: what `/version` and `/metrics` say, if they do. Raises
+    UsageError for a server that is not vLLM.
+    """
+    bases = {name: one for name, one in models.items() if not one.get("parent")}
+    told = [*models, *(str(one.get("root")) for one in models.values())]
+    is_vllms = bases and all(one.get("owned_by") == "vllm" for one in bases.values())
+    if not is_vllms or any(name.startswith("-") for name in told):  # it must add no option
+        hint = "`convert` can ask no other server"
+        raise UsageError(f"the server at {url} is not vLLM's", hint=hint)
+    first, about = next(iter(bases.items()))
+    root, longest = str(about.get("root") or first), about.get("max_model_len")
+    words = [root] if first == root else [root, "--served-model-name", *bases]
+    words += ["--max-model-len", str(longest)] if isinstance(longest, int) else []
+    where = urlsplit(url)
+    words += ["--port", str(where.port)] if where.port else []
+    if where.hostname in ("127.0.0.1", "::1", "localhost"):
+        words += ["--host", "127.0.0.1"]  # on what else it listens is not seen from here
+    adapters = [(name, one.get("root")) for name, one in models.items() if one.get("parent")]
+    if adapters:
+        words += ["--enable-lora", "--lora-modules", *(f"{name}={at}" for name, at in adapters)]
+    info = _INFO.search(text)
+    cache = dict(_LABEL.findall(info[1])) if info else {}
+    for name, flag in (
+        ("cache_dtype", "--kv-cache-dtype"),
+        ("gpu_memory_utilization", "--gpu-memory-utilization"),
+    ):
+        words += [f"{flag}={cache[name]}"] if cache.get(name, "auto") != "auto" else []
+    if cache.get("enable_prefix_caching") == "False":
+        words.append("--no-enable-prefix-caching")
+    said = [(f"the server does not tell {_OPEN} and other options", "")]
+    try:
+        counts = [len(one.accepted_per_position) for one in read_metrics(text).acceptance.values()]
+    except FactError:
+        said.append(("the server shows no metrics: whether it speculates is open", "speculation"))
+    else:
+        if counts:
+            words += ["--speculative-config", json.dumps({"num_speculative_tokens": max(counts)})]
+            what = f"the server speculates with K = {max(counts)}; it does not tell its method"
+            said.append((f"{what} and draft", "speculation.method"))
+    version = _VERSION.search(text)
+    given = Launch("vllm", Word("vllm", _PLACE), version=version[1] if version else "")
+    given.words = argv_words(words)[1]
+    for message, path in said:
+        help = "write what its command has, as keys of the profile"
+        given.unresolved.append(finding("SD105", message, Span(url, 1, path=path), help=help))
+    return with_settings(given, folder=Path.cwd())
+
+
 def with_settings(given: Launch, *, folder: Path) -> Launch:
     """The start with the settings of its command line; what is wrong with that becomes notes.
 
@@ -148,23 +236,35 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
     """
     env = {name: without_placeholder(word) for name, word in given.env.items()}
     given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
-    given = with_file_of_arguments(given)
     if given.is_call:
         return given
+    if given.is_contained:
+        _use_file_of_host(given)
     sglangs = given.engine == "sglang"
-    known = translate.options(newest()) if sglangs else options()
     found: list[Finding] = []
-    notes = list(dict.fromkeys(given.notes))
-    folder = Path(given.folder) if given.folder else folder
     settings = command_settings(
         given.words,
-        known,
-        folder=folder,
+        translate.options(newest()) if sglangs else options(),
+        folder=Path(given.folder) if given.folder else folder,
         found=found,
         unresolved=given.unresolved,
         positional=not sglangs,
     )
+    notes = list(dict.fromkeys(given.notes))
     notes += [Note("", finding.message, finding.span.line) for finding in found]
-    if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
-        given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
     return replace(given, settings=settings, notes=notes)
+
+
+def _use_file_of_host(given: Launch) -> None:
+    """Puts the host's path of `--config` in; a file that only its container has is unresolved."""
+    words = given.words
+    for at, word in enumerate(words[:-1], start=1):
+        if word.text == "--config":
+            path = words[at]
+            words[at] = replace(path, text=given.on_host(path.text))
+            if words[at] == path:
+                text = f"the source's container has its arguments in {quoted(readable(path.text))}"
+                help = "write them as keys of the profile"
+                given.unresolved.append(finding("SD105", text, path.span, help=help))
+                del words[at - 1 : at + 1]
+            break

@@ -124,7 +124,7 @@ def test_a_list_that_a_program_starts_is_read_with_what_is_added_to_it() -> None
     values = {name: setting.node.value for name, setting in start.settings.items()}
     assert values == {"model": "org/m", "port": 8001, "max_num_seqs": 8, "seed": 1}
     (finding,) = start.unresolved
-    assert finding.message == "the source adds `--…` only if `later lines that change cmd run`"
+    assert finding.message == "the source changes the list `cmd` in other lines, which are not followed"
     assert start.name == "serve"
 
 

@@ -9,11 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.containers import containers
 from specserve.convert.convert import converted
-from specserve.convert.host import accelerator_of
 from specserve.convert.launch import Launch
 from specserve.convert.reading import read
+from specserve.convert.services import accelerator_of, containers
 from specserve.convert.words import unknown
 from specserve.errors import UsageError
 
