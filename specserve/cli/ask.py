@@ -45,8 +45,8 @@ def ask(
     cat prompt.txt | specserve ask - --server llama70b-8b --format json
     """
     from specserve.errors import Interrupted
-    from specserve.report.answer import AnswerScreen, figures
     from specserve.report.console import in_one_line, out, say
+    from specserve.report.servers import AnswerScreen, figures
     from specserve.report.text import json_document, json_values
     from specserve.serve.client import Client
     from specserve.serve.records import locate
@@ -141,8 +141,8 @@ def generate(
 
 def generate_file(plan: LaunchPlan, *, data: bytes, path: Path) -> int:
     """Answer every line of `data` and say how it went. Returns how many could not be done."""
-    from specserve.report.answer import generation_line, say_failed_lines
     from specserve.report.console import say
+    from specserve.report.servers import generation_line, say_failed_lines
     from specserve.serve import batch
 
     with generation_line() as show:

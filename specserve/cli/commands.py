@@ -20,11 +20,12 @@ COMMAND_GROUPS: Mapping[str, str] = {
 _SHARED_FILES: Mapping[str, str] = {
     "check": "lint check",
     "plan": "plan diff",
-    "models": "lock pull",
-    "drafts": "drafts distill",
-    "reference": "rules schema",
+    "models": "drafts lock pull distill",
+    "reference": "rules schema doctor",
     "ask": "ask generate",
     "servers": "ps logs down",
+    "bench": "bench tune",
+    "verify": "verify watch",
 }
 _FILES = {name: file for file, names in _SHARED_FILES.items() for name in names.split()}
 COMMANDS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.doctor import server_lines
+from specserve.cli.reference import server_lines
 from specserve.serve.records import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.metrics import Acceptance
-from specserve.report.answer import figures
+from specserve.report.servers import figures
 from specserve.serve.client import Answer
 
 RUN = Acceptance(100, 400, 264, (90, 74, 58, 42))

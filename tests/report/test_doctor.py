@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.doctor import Line, State
-from specserve.report.doctor import doctor_text
+from specserve.report.check import doctor_text
 
 LINES = [
     Line("Python", "ok", "3.11.9, /v/bin/python"),

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from specserve.measure.intervals import Estimate
-from specserve.report.charts import Chart
-from specserve.report.page import Document, Items, Section, render
+from specserve.report.page import Chart, Document, Items, Section, render
 from specserve.report.text import Column, Table
 
 SPEEDUPS = {

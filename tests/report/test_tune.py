@@ -11,7 +11,7 @@ from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.run import TuneResult, remark
 from specserve.measure.verdict import Verdict
-from specserve.report.tune import tune_document
+from specserve.report.bench import tune_document
 
 
 def row(load: int, tokens: int, value: float, *, word: str | None = None) -> Row:
