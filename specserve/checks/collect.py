@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
-from specserve.plan.uses import model_uses
+from specserve.plan.locking import drifts_from, lock_of, locked, model_uses
 from specserve.profile.schema import Profile, Speculation, world_size
 from specserve.vllm.versions import judged_versions
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specserve.memory.inputs import MemoryInputs
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
-    from specserve.plan.uses import ModelUse
+    from specserve.plan.locking import ModelUse
 
 UNREADABLE = Code("SD290", "unreadable-model", Severity.ERROR)
 Read = Callable[[str, str | None], "ModelFacts"]
@@ -85,7 +85,6 @@ class CollectedFacts:
 def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
     """All that the rules may look at. `read`: where models come from, else the usual places."""
     from specserve.models.tokenizers import compare
-    from specserve.plan.locking import locked
 
     versions = judged_versions(profile.vllm, here=wanted.here)
     versions = (wanted.version,) if wanted.version else versions
@@ -128,7 +127,6 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     if wanted.locked is False:
         return None, ()
     from specserve.models.lock import Drift
-    from specserve.plan.locking import drifts_from, lock_of
 
     try:
         lock = lock_of(profile)

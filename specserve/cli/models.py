@@ -75,8 +75,7 @@ def pull(
     specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
     from specserve.models.hub import fetch_files, refuse_full_disk
-    from specserve.plan.locking import entries, lock_of, locked
-    from specserve.plan.uses import cache_of, downloads
+    from specserve.plan.locking import cache_of, downloads, entries, lock_of, locked
     from specserve.profile.load import load_profile
 
     loaded = load_profile(profile, alternative=alternative)

@@ -45,7 +45,7 @@ def plan(
     """
     from specserve.checks.prepare import prepare
     from specserve.plan.launch import LaunchOptions
-    from specserve.plan.nodes import node_count
+    from specserve.plan.launchplan import node_count
     from specserve.profile.load import load_profile
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
@@ -89,7 +89,8 @@ def diff(
     specserve diff configs/llama70b-8b.yaml --alternative ngram
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.plan.compare import compare, sides
+    from specserve.plan.launch import sides
+    from specserve.plan.launchplan import compare
     from specserve.profile.load import load_profile, with_alternative
     from specserve.report.console import out, say
     from specserve.report.launch import difference_text

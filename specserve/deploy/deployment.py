@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 from specserve.errors import UsageError
@@ -15,10 +18,8 @@ from specserve.hardware.accelerators import catalogue
 from specserve.models.facts import published_weights
 from specserve.models.hub import NOT_READ
 from specserve.plan.launch import launch
-from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
-from specserve.plan.locking import lock_of
-from specserve.plan.nodes import node_count
-from specserve.plan.uses import ModelUse, contained, model_uses
+from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url, node_count
+from specserve.plan.locking import ModelUse, lock_of, model_uses
 from specserve.profile.schema import Profile, Server, fingerprint, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.versions import table
@@ -40,6 +41,14 @@ _CACHE = re.compile(
     r"|VLLM_(CACHE|ASSETS|XLA_CACHE)\w*|(TRITON|TORCHINDUCTOR)_CACHE_DIR|FLASHINFER_WORKSPACE_BASE"
 )
 """Variables that name a place of the host to write to."""
+_PATHS = {
+    *("model", "tokenizer", "hf_config_path", "generation_config", "chat_template", "lora_modules"),
+    *("tool_parser_plugin", "reasoning_parser_plugin", "log_config_file"),
+    *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
+}
+"""The arguments that name something to read; `root_path` is none."""
+_PATH = re.compile(r"(?P<name>[^/=]*=)?(?P<path>/.*)", re.S)
+"""A path, or that of an adapter as `name=path`."""
 
 
 class Reference(str):
@@ -128,11 +137,6 @@ class Deployment:
     canary: Canary | None = None
 
     @property
-    def version(self) -> str:
-        """The release of vLLM, such as `0.33.0`."""
-        return f"{self.plan.vllm}.0"
-
-    @property
     def nodes(self) -> int:
         """How many."""
         return max(1, len(self.ranks))
@@ -213,7 +217,7 @@ class Deployment:
     @property
     def head(self) -> str:
         """The comment on top of every file."""
-        return self.head_for(f"vLLM {self.version}", self.plan.fingerprint)
+        return self.head_for(f"vLLM {self.plan.vllm}", self.plan.fingerprint)
 
     def head_for(self, engine: str, fingerprint: str) -> str:
         """What a file says of itself, by the engine and the fingerprint of its launch."""
@@ -222,7 +226,7 @@ class Deployment:
             f"for {engine}, fingerprint {fingerprint[:16]}.\n"
             "Do not edit: change the profile and render again, which overwrites this file."
         )
-        if not self.corrupts_text or self.target in ("monitoring", "sglang"):
+        if not self.corrupts_text or self.target == "monitoring":
             return text
         warning = textwrap.fill(f"Warning: {CORRUPTED_TEXT}", 98, break_on_hyphens=False)
         return f"{text}\n{warning}"
@@ -247,40 +251,37 @@ def deployment(
             hint="`specserve plan` gives the command for any accelerator",
         )
     inside, mounts = contained(profile)
-    inside = replace(
-        inside,
-        server=replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port),  # noqa: S104
-        hardware=replace(inside.hardware, devices=None) if inside.hardware else None,
-    )
     whole = fingerprint(inside)
     left_out = [f"env.{name}" for name in inside.env if _CACHE.fullmatch(name)]
     left_out += ["engine.download_dir"] if inside.engine.get("download_dir") else []
     inside = replace(
         inside,
+        server=replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port),  # noqa: S104
+        hardware=replace(wanted, devices=None) if wanted else None,
         env={name: value for name, value in inside.env.items() if not _CACHE.fullmatch(name)},
         engine={name: value for name, value in inside.engine.items() if name != "download_dir"},
     )
-    known = table(version)
-    plan = launch(inside, table=known, platform=platform, version=version)
-    plan = replace(plan, fingerprint=whole)
+    launched = partial(launch, table=table(version), platform=platform, version=f"{version}.0")
+    plan = replace(launched(inside), fingerprint=whole)
     nodes = node_count(inside)
     led = replace(inside, engine={"master_addr": _LEADER, **inside.engine})
-    ranks = [
-        launch(led, table=known, platform=platform, version=version, node=rank)
-        for rank in range(nodes if nodes > 1 else 0)
-    ]
+    ranks = [launched(led, node=rank) for rank in range(nodes if nodes > 1 else 0)]
     downloads: dict[tuple[str, str | None], ModelUse] = {}
     uses = model_uses(inside, alternatives=False)
     for use in sorted(uses, key=lambda use: use.tokenizer_only):  # whole repositories first
         if not use.model.startswith("."):
             downloads.setdefault((use.model, use.revision), use)
     size_bytes, basis = model_bytes(profile)
+    official = Image(image or f"vllm/vllm-openai:v{version}.0", 2000, 0, "/home/vllm")
+    if platform == "cpu":
+        name = image or f"vllm/vllm-openai-cpu:v{version}.0"
+        official = Image(name, 1000, 1000, "/home/ubuntu")
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,
         plan=plan,
         ranks=tuple(ranks),
-        image=official(version, platform=platform, reference=image),
+        image=official,
         host=profile.server.host,
         devices=(wanted and wanted.devices) or (),
         mounts=mounts,
@@ -289,6 +290,43 @@ def deployment(
         weights_bytes=size_bytes,
         weights_basis=f"{size_bytes / 1e9:.3g} GB of weights ({basis})",
     )
+
+
+def contained(profile: Profile) -> tuple[Profile, dict[str, str]]:
+    """Return the profile with each absolute path as `./NAME`, and the path of each name.
+
+    What the lock says of a model goes with it, so that the fingerprint stays.
+    """
+    names: dict[str, str] = {}  # by path
+
+    def short(value: Any) -> Any:
+        """The last part of a path, with a number where another path has that."""
+        if isinstance(value, tuple):
+            return tuple(map(short, value))
+        found = _PATH.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            return value
+        path = found["path"]
+        if path not in names:
+            last = PurePosixPath(path).name or "root"
+            free = (f"{last}-{n}" if n > 1 else last for n in itertools.count(1))
+            names[path] = next(name for name in free if name not in names.values())
+        return f"{found['name'] or ''}./{names[path]}"
+
+    def shortened(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: short(value) if key in _PATHS else value for key, value in values.items()}
+
+    target, block = profile.target, profile.speculation
+    inside = replace(
+        profile,
+        target=replace(target, model=short(target.model), tokenizer=short(target.tokenizer)),
+        speculation=replace(block, keys=shortened(block.keys)) if block else None,
+        alternatives={},
+        engine=shortened(profile.engine),
+        frontend=shortened(profile.frontend),
+        identities={short(model): what for model, what in profile.identities.items()},
+    )
+    return inside, {name: path for path, name in names.items()}
 
 
 def model_bytes(profile: Profile) -> tuple[float, str]:
@@ -308,15 +346,6 @@ def model_bytes(profile: Profile) -> tuple[float, str]:
         return _UNKNOWN_BYTES, "a guess: `specserve lock` records the real size"
     without = "" if all(published) else ", without the draft"
     return sum(sum((one or {}).values()) for one in published), f"by the published size{without}"
-
-
-def official(version: str, *, platform: str, reference: str | None = None) -> Image:
-    """Return vLLM's image of a minor version on `cpu` or `cuda`; `reference` names another."""
-    if platform == "cpu":
-        name = reference or f"vllm/vllm-openai-cpu:v{version}.0"
-        return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
-    name = reference or f"vllm/vllm-openai:v{version}.0"
-    return Image(name, uid=2000, gid=0, home="/home/vllm")
 
 
 def dns_label(name: str) -> str:

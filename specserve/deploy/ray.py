@@ -31,11 +31,6 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
         if value is not None:
             kwargs[key] = jsonable(value)
     kwargs = _mounted(kwargs) | {"distributed_executor_backend": "ray"}
-    if adapters := kwargs.get("lora_modules"):
-        kwargs["lora_modules"] = [
-            one.replace("=./", f"={MODELS}/", 1) if isinstance(one, str) else one
-            for one in adapters
-        ]
     alone = {"min_replicas": 1, "max_replicas": 1}
     config: dict[str, Any] = {
         "model_loading_config": {
@@ -80,4 +75,6 @@ def _mounted(value: Any) -> Any:
     """The value with MODELS in the place of the dot: a Ray actor works in a folder of its own."""
     if isinstance(value, dict):
         return {key: _mounted(item) for key, item in value.items()}
-    return f"{MODELS}/{value[2:]}" if isinstance(value, str) and value.startswith("./") else value
+    if isinstance(value, list):
+        return [_mounted(item) for item in value]
+    return re.sub(r"^([^/=]*=)?\./", rf"\1{MODELS}/", value) if isinstance(value, str) else value

@@ -7,8 +7,7 @@ import shlex
 
 from specserve.deploy.deployment import Artifact, Deployment, places, staging
 from specserve.errors import CONTROL
-from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.nodes import leader_at, value_at
+from specserve.plan.launchplan import LaunchPlan, leader_at, value_at
 
 _FOLDER = "/opt/vllm/bin"
 _MODELS = "/srv/models"

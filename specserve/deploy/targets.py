@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -13,17 +14,35 @@ from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Canary, Deploy
 from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
-from specserve.deploy.sglang import sglang
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
 from specserve.files import read_start, write_named
+from specserve.plan.launchplan import shell
+from specserve.profile.writer import comment
+from specserve.sglang.options import VERSION, launch_sglang
+
+
+def _sglang(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
+    """launch.sh, for SGLang. Raises UsageError with every setting that has no counterpart."""
+    profile = made.profile
+    bare = launch_sglang(replace(profile, server=replace(profile.server, host=made.host)))
+    lines = [made.head_for(f"SGLang {VERSION}", bare.fingerprint)]
+    lines += [f"- {note}" for note in bare.notes]
+    lines.append("specserve has never started SGLang: measure before you rely on it.")
+    if made.mounts:
+        lines.append(f"Run it in the folder that holds {made.mounted}.")
+    exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in bare.env.items())
+    head = comment("\n".join(lines))
+    command = f"set -eu\n{exported}exec {shell(bare.argv, {})}"
+    return (Artifact("launch.sh", f"#!/bin/sh\n{head}{command}"),)
+
 
 TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "compose": compose,
     "kubernetes": kubernetes,
     "systemd": systemd,
     "ray": ray,
-    "sglang": sglang,
+    "sglang": _sglang,
     "monitoring": monitoring,
 }
 _HEAD_BYTES = 4096
@@ -51,12 +70,6 @@ def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...
         )
     if made.canary and target == "kubernetes" and made.nodes > 1:
         raise UsageError(f"`--canary` is for one node, but this profile needs {made.nodes}")
-    most = max(8, made.profile.hardware.count if made.profile.hardware else 0)
-    if target != "ray" and not made.is_cpu and made.ranks_per_node > most:
-        raise UsageError(
-            f"{made.profile.span('hardware')}: {made.ranks_per_node} GPUs on one node",
-            hint="set `hardware.nodes`, without `distributed_executor_backend`, or use `--to ray`",
-        )
     canary = made.canary and replace(made.canary, made=replace(made.canary.made, target=target))
     return TARGETS[target](replace(made, target=target, canary=canary), folder)
 
@@ -103,12 +116,10 @@ def _is_written(one: Artifact, folder: Path) -> bool:
 
 def caveats(made: Deployment, target: str) -> Iterator[str]:
     """What the files rest on that a profile, a lock or an option would fix, one line each."""
-    if made.corrupts_text and target != "sglang":
+    if made.corrupts_text:
         yield f"warning: {CORRUPTED_TEXT}"
     if target in ("compose", "kubernetes") and "@sha256:" not in made.image.reference:
         yield f"note: `{made.image.reference}` can move; `--image …@sha256:…` pins it"
-    if target == "sglang":
-        yield "note: specserve has never started SGLang, and checks its options by the source alone"
     if made.left_out:
         names = ", ".join(f"`{name}`" for name in made.left_out)
         yield f"note: {names} left out: the files have a volume for models and compiled code"

@@ -55,7 +55,7 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 yield ArgumentProblem(path, text, None, "refused")
             elif argument is None:
                 text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
-                help = _guess(section, name, value, table, len(given))
+                help = _guess(section, name, table, len(given))
                 yield ArgumentProblem(path, text, help, "unknown")
             else:
                 plug = given.get(_PLUGS.get(name, ""))
@@ -73,21 +73,15 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 yield from in_value(f"{path}.{name}", table.speculation[name], value)
 
 
-def _guess(section: str, name: str, value: Any, table: VllmTable, of: int) -> str | None:
+def _guess(section: str, name: str, table: VllmTable, of: int) -> str | None:
     """What the author of an unknown argument, of so many, may have meant."""
     from specserve.vllm.replacements import ARGUMENTS
 
     known = {**table.engine, **table.frontend}
-    bare = name.removeprefix("--").replace("-", "_")
     if name in known:
         return f"write it under `{'frontend' if section == 'engine' else 'engine'}`"
-    if bare in known:
-        return f"write it as vLLM's Python name: `{bare}`"
-    if old := ARGUMENTS.get(bare):
+    if old := ARGUMENTS.get(name.removeprefix("--").replace("-", "_")):
         return f"write it as `{old.now}`" if old.now else f"leave it out: {old.why}"
-    positive = bare.removeprefix("disable_" if bare.startswith("disable_enable_") else "no_")
-    if positive in known and isinstance(value, bool):
-        return f"write `{positive}: {'false' if value else 'true'}`"
     places = {**keys.ELSEWHERE, **ELSEWHERE}
     word = did_you_mean(name, known, of=of)
     return f"did you mean `{places.get(word, word)}`?" if word else None

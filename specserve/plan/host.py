@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.plan.launchplan import Origin
-from specserve.plan.nodes import node_count
+from specserve.plan.launchplan import Origin, node_count
 from specserve.profile.schema import Profile, world_size
 from specserve.vllm.arguments import human_int
 

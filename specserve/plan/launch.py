@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError
 from specserve.plan.arguments import keyword_value, problems, tokens
-from specserve.plan.launchplan import FromEnv, LaunchPlan, Origin
-from specserve.plan.nodes import node_arguments, node_count, value_at
-from specserve.profile.schema import Profile, Target, defaults_of, fingerprint
+from specserve.plan.host import Host, for_cpu, this_host
+from specserve.plan.launchplan import FromEnv, Json, LaunchPlan, Origin, Side, node_count, value_at
+from specserve.plan.locking import lock_of, locked, offline_problems
+from specserve.profile.schema import Profile, Target, count_of, defaults_of, fingerprint
 from specserve.vllm.arguments import VllmTable
-from specserve.vllm.versions import Vllm, contains, newest_in, table
-
-if TYPE_CHECKING:
-    from specserve.plan.host import Host
+from specserve.vllm.versions import Vllm, contains, in_range, known_versions, newest_in, table
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
 QUIET_PATHS = "disable_access_log_for_endpoints"
@@ -58,8 +56,6 @@ def plan_launch(
     looked at is for the newest vLLM of the profile's range if the installed one is not in it, or
     for another accelerator. Raises UsageError and FactError.
     """
-    from specserve.plan.locking import lock_of, locked, offline_problems
-
     lock = lock_of(profile)
     if lock is None and options.locked:
         raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
@@ -78,9 +74,7 @@ def plan_launch(
         port = free_port(profile.server.host)
     host, is_complete = None, False
     if vllm.installed is not None:
-        from specserve.plan import host as machine
-
-        host, missing = machine.this_host(), offline_problems(profile, lock) if lock else []
+        host, missing = this_host(), offline_problems(profile, lock) if lock else []
         if missing and options.locked and options.starts:
             hint = "`specserve pull` downloads what is missing; `specserve lock` records changes"
             raise FactError("some files are not as the lock says", hint=hint, causes=tuple(missing))
@@ -139,8 +133,6 @@ def launch(
     items = [*_arguments(profile, table, port=port, node=node, bare=bare)]
     variables = [*_variables(profile, platform=platform)]
     if host is not None and platform == "cpu":
-        from specserve.plan.host import for_cpu
-
         needs = [*for_cpu(profile, host)]
         items += [need for need in needs if need.key in table.engine]
         variables += [need for need in needs if need.key not in table.engine]
@@ -193,7 +185,7 @@ def _arguments(
 ) -> Iterator[Origin]:
     """Every argument after the model by vLLM's name, in the profile's order; then what is added."""
     spans, server = profile.spans, profile.server
-    of_node = {} if node is None else node_arguments(profile, node)
+    of_node = {} if node is None else _node_arguments(profile, node)
     for name, default in defaults_of(Target).items():
         value = getattr(profile.target, name)
         if name != "model" and value != default:
@@ -220,6 +212,26 @@ def _arguments(
         yield Origin(name, value, spans.get("hardware.nodes") if why else None, why)
 
 
+def _node_arguments(profile: Profile, rank: int) -> dict[str, Json]:
+    """The arguments of one node's command. Raises UsageError for what vLLM would wait for."""
+    nodes, engine = node_count(profile), profile.engine
+    text = hint = ""
+    if not rank < nodes > 1:
+        text = f"there is no node {rank} in a launch of {nodes}"
+        hint = "set `hardware.nodes`; Ray spreads the ranks by itself"
+    elif count_of(engine.get("data_parallel_size")) > 1:
+        text = "specserve does not plan data parallelism across nodes"
+        hint = "use one profile per replica, with a router in front of them"
+    elif not engine.get("master_addr"):
+        text = "each node needs the address of node 0"
+        hint = "set `engine.master_addr` in the profile, or by `--set engine.master_addr=ADDRESS`"
+    if text:
+        raise UsageError(f"{profile.span('hardware.nodes')}: {text}", hint=hint)
+    # vllm/config/parallel.py, `master_port: int = 29501`
+    places = {"master_addr": engine["master_addr"], "master_port": engine.get("master_port", 29501)}
+    return {"nnodes": nodes, "node_rank": rank, **places}
+
+
 def _added(profile: Profile, table: VllmTable) -> Iterator[Origin]:
     """What specserve wants of a server that this vLLM has and the profile does not say."""
     known, said = {**table.engine, **table.frontend}, {*profile.engine, *profile.frontend}
@@ -243,6 +255,18 @@ def _variables(profile: Profile, *, platform: str) -> Iterator[Origin]:
     if devices and platform == "cuda":
         value = ",".join(str(device) for device in devices)
         yield Origin("CUDA_VISIBLE_DEVICES", value, profile.spans.get("hardware.devices"))
+
+
+def sides(*named: tuple[str, Profile]) -> list[Side]:
+    """The launch of each by the newest version that all are for; not for this machine."""
+    ranges = [in_range(profile.vllm or "") or known_versions() for _, profile in named]
+    common = [version for version in ranges[0] if all(version in known for known in ranges)]
+    found = []
+    for (label, profile), known in zip(named, ranges, strict=True):
+        options = LaunchOptions(vllm=(common or known)[-1], starts=False)
+        at_lock, plan, _ = plan_launch(profile, options, here=None)
+        found.append(Side(label, at_lock, plan))
+    return found
 
 
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:

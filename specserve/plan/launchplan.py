@@ -1,13 +1,17 @@
-"""The launch plan: what is started, exactly; and the same as a shell command or JSON."""
+"""The launch plan: what is started, exactly; as a shell command; and two of them side by side."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from specserve.diagnostics import Span
+from specserve.profile.schema import Profile
+from specserve.profile.secrets import masked
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -80,6 +84,23 @@ class LaunchPlan:
         return f"{scheme}://{host_in_url(self.host)}:{self.port}"
 
 
+def node_count(profile: Profile) -> int:
+    """How many nodes take a command of their own: 1 where Ray spreads the ranks."""
+    nodes = profile.hardware.nodes if profile.hardware else 1
+    return 1 if profile.engine.get("distributed_executor_backend") == "ray" else nodes
+
+
+def value_at(plan: LaunchPlan, name: str) -> int:
+    """Where in the argv the value of an argument stands: no value begins with a dash there."""
+    return plan.argv.index(f"--{name.replace('_', '-')}") + 1
+
+
+def leader_at(plan: LaunchPlan, profile: Profile) -> int | None:
+    """Where the address of node 0 stands, if the profile does not name it."""
+    is_asked = plan.node_rank is not None and not profile.engine.get("master_addr")
+    return value_at(plan, "master_addr") if is_asked else None
+
+
 def host_in_url(host: str) -> str:
     """Where a client on the server's machine reaches a host, as it stands in a URL."""
     found = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
@@ -105,3 +126,73 @@ def shell(argv: Sequence[str], env: Mapping[str, str | FromEnv]) -> str:
         else:
             lines[-1] += " " + shlex.quote(word)
     return " \\\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A value and where it was written; without a place: specserve added it."""
+
+    value: Any
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same on both sides, secrets starred out; None: it is not there."""
+
+    key: str
+    a: Written | None
+    b: Written | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: what it is called, its profile, and the launch that it makes."""
+
+    label: str
+    profile: Profile
+    plan: LaunchPlan
+
+
+def compare(a: Side, b: Side) -> dict[str, list[Difference]]:
+    """What differs in `argv` and `env`, in the order of the first; True is not 1."""
+    found: dict[str, list[Difference]] = {"argv": [], "env": []}
+    for part, differences in found.items():
+        ours, theirs = (dict(_leaves(side, is_env=part == "env")) for side in (a, b))
+        for key in {**ours, **theirs}:
+            sides = (ours.get(key), theirs.get(key))
+            if len({repr(side and side.value) for side in sides}) > 1:
+                shown = (side and Written(masked(key, side.value), side.span) for side in sides)
+                differences.append(Difference(key, *shown))
+    return found
+
+
+def _leaves(side: Side, *, is_env: bool) -> Iterator[tuple[str, Written]]:
+    """The flags, or the variables. Of JSON each key by itself, as vLLM takes them: `--x.method`.
+
+    A flag without a value is on; `--no-x` is `--x`, off.
+    """
+    for origin in side.plan.origins:
+        key, value, span = origin.key, origin.value, origin.span
+        if (key in side.plan.env) is not is_env:
+            continue
+        if isinstance(value, FromEnv):
+            value = f"${value.name}"
+        elif not value and key.startswith("--"):
+            key, value = f"--{key[2:].removeprefix('no-')}", not key.startswith("--no-")
+        elif value.startswith("{") and not is_env:
+            with suppress(ValueError):
+                value = json.loads(value)
+        yield from _flat(key, value, span, side.profile)
+
+
+def _flat(
+    key: str, value: Any, span: Span | None, profile: Profile
+) -> Iterator[tuple[str, Written]]:
+    """The leaves of nested mappings with dotted keys, each at its place or that of its holder."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            place = span and profile.spans.get(f"{span.path}.{name}", span)
+            yield from _flat(f"{key}.{name}", item, place, profile)
+    else:
+        yield key, Written(value, span)

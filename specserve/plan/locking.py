@@ -1,15 +1,24 @@
-"""A profile and the lock beside it: made, applied, compared with today's models."""
+"""The models of a profile: which a launch reads, what is downloaded, and the lock beside it."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
 from specserve.files import write_named
 from specserve.models.facts import ModelFacts, local_path, refuse_no_hub_id
-from specserve.models.hub import find_snapshot, is_offline, read_from_hub, read_model
+from specserve.models.hub import (
+    ModelDownload,
+    find_snapshot,
+    hub_cache,
+    is_offline,
+    plan_download,
+    read_from_hub,
+    read_model,
+)
 from specserve.models.lock import (
     Drift,
     Lock,
@@ -20,8 +29,76 @@ from specserve.models.lock import (
     lock_text,
     read_lock,
 )
-from specserve.plan.uses import ModelUse, cache_of, model_uses
 from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.speculation import METHODS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """One model, or tokenizer, that vLLM loads."""
+
+    path: str
+    """Where the profile says so."""
+    model: str
+    revision: str | None
+    tokenizer_only: bool = False
+
+
+def model_uses(profile: Profile, *, alternatives: bool = True) -> tuple[ModelUse, ...]:
+    """Every model of a profile: target, tokenizer, drafts, and those of its alternatives.
+
+    Source: vllm/config/model.py, `self.tokenizer_revision = self.revision`;
+    vllm/config/speculative.py, `revision=self.revision,`, 0.32.
+    """
+    target, revision = profile.target, profile.engine.get("tokenizer_revision")
+    uses = [ModelUse("target.model", target.model, target.revision)]
+    tokenizer = target.tokenizer or target.model, revision or target.revision
+    if tokenizer != (target.model, target.revision):
+        path = "target.tokenizer" if target.tokenizer else "engine.tokenizer_revision"
+        uses.append(ModelUse(path, *tokenizer, tokenizer_only=True))
+    for path, block in profile.blocks.items():
+        revision = block.keys.get("revision")
+        if not alternatives and path != "speculation":
+            continue
+        if block.model and block.method != "custom_class":
+            uses.append(ModelUse(f"{path}.model", block.model, revision))
+        elif METHODS[block.method].in_target:
+            uses.append(ModelUse(f"{path}.method", target.model, revision))
+    return tuple(uses)
+
+
+def downloads(profile: Profile, *, tell: Callable[[str], None]) -> tuple[ModelDownload, ...]:
+    """What is to be fetched for a profile: a model at a commit once, a directory not at all.
+
+    Raises FactError: a directory that is not there, a model that the Hub does not show.
+    """
+    found: dict[tuple[str, str], ModelDownload] = {}
+    by_branch = profile.speculation and profile.speculation.keys.get("use_heterogeneous_vocab")
+    for use in model_uses(profile, alternatives=False):
+        place = local_path(use.model)
+        if place is not None:
+            if not place.is_dir():
+                raise FactError(f"there is no directory `{place}`", cause="not_found")
+            continue
+        refuse_no_hub_id(use.model, revision=use.revision)
+        if is_offline():
+            text = f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set"
+            hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
+            raise FactError(text, hint=hint, cause="offline")
+        tell(f"asking for {use.model}")
+        facts = read_from_hub(use.model, revision=use.revision)
+        download = plan_download(facts, cache=cache_of(profile))
+        if use.path == "speculation.model" and by_branch:
+            # vLLM asks for the tokenizer of such a draft at `main`: the cache must know its commit
+            # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
+            download = replace(download, revision=None)
+        found.setdefault((download.model, download.commit), download)
+    return tuple(found.values())
+
+
+def cache_of(profile: Profile) -> Path:
+    """The Hub cache that the server of this profile will look into."""
+    return hub_cache({**os.environ, **profile.env})
 
 
 def lock_of(profile: Profile) -> Lock | None:

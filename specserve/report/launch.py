@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, UsageError
-from specserve.plan.compare import Difference, Side, Written
-from specserve.plan.launchplan import FromEnv, LaunchPlan, shell
+from specserve.plan.launchplan import Difference, FromEnv, LaunchPlan, Side, Written, shell
 from specserve.plan.locking import drifts_from, lock_of
 from specserve.report.console import escaped, out, say, styled
 from specserve.report.findings import readable, render

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.checks.prepare import prepare
 from specserve.errors import FactError, ProfileError
-from specserve.plan import host
+from specserve.plan import launch
 from specserve.plan.host import Host
 from specserve.plan.launch import LaunchOptions
 from specserve.report.findings import failure
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
-        monkeypatch.setattr(host, "this_host", lambda: facts)
+        monkeypatch.setattr(launch, "this_host", lambda: facts)
 
     return become
 

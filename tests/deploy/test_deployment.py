@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.deploy.deployment import dns_label
+from specserve.deploy.deployment import contained, dns_label
 from specserve.deploy.targets import caveats
 from specserve.errors import UsageError
-from specserve.plan.uses import contained
 from specserve.profile.load import load_profile
 from specserve.profile.schema import fingerprint
 from tests.deploy.conftest import ROOT, files_of, made_of
@@ -89,14 +88,3 @@ def test_places_of_the_profiles_host_to_write_to_are_left_out_with_a_note() -> N
     assert made.plan.fingerprint == fingerprint(load_profile(str(LLAMA), settings=written))
     (note,) = [line for line in caveats(made, "compose") if "left out" in line]
     assert "`env.HF_HOME`, `engine.download_dir`" in note
-
-
-@pytest.mark.parametrize("target", ["compose", "kubernetes", "systemd"])
-@pytest.mark.parametrize(
-    "more", [(), ("hardware.nodes=2", "engine.distributed_executor_backend=ray")], ids=["none", "ray"]
-)
-def test_no_node_gets_more_gpus_than_it_has(target: str, more: tuple[str, ...]) -> None:
-    made = made_of(LLAMA, "target.tensor_parallel_size=16", "hardware.count=8", *more)
-    with pytest.raises(UsageError, match="16 GPUs on one node") as caught:
-        files_of(target, made)
-    assert "hardware.nodes" in (caught.value.hint or "")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from specserve.deploy.deployment import staging
-from specserve.plan.uses import ModelUse
+from specserve.plan.locking import ModelUse
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -59,9 +59,9 @@ def test_the_other_forms_of_an_argument_are_spoken_too() -> None:
     ("line", "message", "help_text"),
     [
         ("engine: {max_num_sequences: 6}", "no engine argument `max_num_sequences`", "did you mean `max_num_seqs`?"),
-        ("engine: {max-num-seqs: 6}", "no engine argument `max-num-seqs`", "Python name: `max_num_seqs`"),
+        ("engine: {max-num-seqs: 6}", "no engine argument `max-num-seqs`", "did you mean `max_num_seqs`?"),
         ('frontend: {lora_modules: ["a=b", "--help=p"]}', "may begin with a dash", None),
-        ("engine: {no_enable_prefix_caching: true}", "`no_enable_prefix_caching`", "`enable_prefix_caching: false`"),
+        ("engine: {no_enable_prefix_caching: true}", "`no_enable_prefix_caching`", "mean `enable_prefix_caching`?"),
         ("engine: {chat_template: x}", "no engine argument `chat_template`", "write it under `frontend`"),
         ("frontend: {max_num_seqs: 3}", "no frontend argument `max_num_seqs`", "write it under `engine`"),
         ("engine: {tensor_paralel_size: 2}", "`tensor_paralel_size`", "did you mean `target.tensor_parallel_size`?"),

@@ -10,8 +10,7 @@ import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
-from specserve.plan.locking import entries, locked, offline_problems
-from specserve.plan.uses import model_uses
+from specserve.plan.locking import entries, locked, model_uses, offline_problems
 from specserve.profile.schema import Profile, fingerprint
 
 Load = Callable[[str], Profile]

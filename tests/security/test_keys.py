@@ -215,8 +215,8 @@ PASS_IT_ON = {
     "serve/process.py": "to vLLM",
     "checks/oraclechild.py": "to the child that asks vLLM",
     "measure/servers.py": "to the child that sends the load, without keys that no variant needs",
-    "plan/uses.py": "to look for the Hub's cache",
-    "checks/rules/site.py": "to look for the Hub's cache",
+    "plan/locking.py": "to look for the Hub's cache",
+    "checks/rules/hardware.py": "to look for the Hub's cache",
 }
 _WHOLE = re.compile(
     r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|for \w+ in os\.environ\b"
