@@ -1,11 +1,16 @@
-"""What the tests of rules share: the codes found in a few lines."""
+"""What the tests of rules share: findings about a few lines, and models that are no files."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from specserve.checks.rule import Context
 from specserve.checks.run import run_rules, run_rules_on_profile
 from specserve.diagnostics import Finding
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile
+from tests.checks.recipes import CATALOGUE
 
 
 def judge(profile: Profile) -> list[Finding]:
@@ -18,11 +23,19 @@ def judged(context: Context) -> list[Finding]:
     return run_rules(context).findings
 
 
-def of(code: str, profile: Profile) -> list[Finding]:
-    """The findings of one rule."""
-    return [finding for finding in judge(profile) if finding.code == code]
+def facts(config: Mapping[str, Any], **more: Any) -> ModelFacts:
+    """A model of which no more is known than its config.json, unless `more` says it."""
+    return ModelFacts(model="org/model", origin="cache", config=config, **more)
 
 
-def places(code: str, profile: Profile) -> list[str]:
-    """Where one rule applies, as dotted paths."""
-    return [finding.span.path for finding in of(code, profile)]
+def recipe_facts(parts: Any) -> ModelFacts:
+    """A model of the catalogue by its name, with changes to its config.json; `tensors` have a shape, maybe a type."""
+    config: dict[str, Any] = {}
+    for part in parts if isinstance(parts, list) else [parts]:
+        config |= CATALOGUE[part].config if isinstance(part, str) else part
+    shapes, generation = config.pop("tensors", None), config.pop("generation_config", None)
+    tensors = {
+        name: Tensor(*((shape[0], tuple(shape[1:])) if isinstance(shape[0], str) else ("BF16", tuple(shape))))
+        for name, shape in (shapes or {}).items()
+    }
+    return facts(config, tensors=tensors if shapes else None, generation_config=generation)

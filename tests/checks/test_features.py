@@ -16,7 +16,7 @@ from specserve.hardware.accelerators import Machine, accelerator
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import OLDER, Feature, features
 from specserve.vllm.versions import in_range, judged_versions, known_versions
-from tests.checks.readers import facts
+from tests.checks.judging import facts
 
 Load = Callable[[str], Profile]
 NEWEST = known_versions()[-1]

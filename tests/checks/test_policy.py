@@ -13,16 +13,11 @@ from specserve.checks.run import lint, run_rules_on_profile
 from specserve.convert.command import profile_of
 from specserve.diagnostics import Severity
 
-Write = Callable[..., Path]
+SYNTHETIC = '"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2'
+PLUG_IN = '"method": "arctic", "num_speculative_tokens": 3'
 SERVE = "vllm serve org/target --host 127.0.0.1"
 HEAD = '"method": "eagle3", "model": "org/head", "num_speculative_tokens": 2'
-
-
-def judged(command: str) -> dict[str, Severity]:
-    """The codes that lint finds in a raw command, without the infos."""
-    profile, findings = profile_of(shlex.split(command))
-    kept = run_rules_on_profile(profile, problems=findings)[0] if profile else findings
-    return {item.code: item.severity for item in kept if item.severity is not Severity.INFO}
+WARNING, ERROR = Severity.WARNING, Severity.ERROR
 
 
 def spoken(block: str) -> str:
@@ -31,20 +26,29 @@ def spoken(block: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"),
+    ("command", "found"),
     [
-        (f"{SERVE} --api-key abcdefgh", "SD107"),
-        ("vllm serve org/target --host 0.0.0.0", "SD108"),
-        ("vllm serve org/target", "SD108"),
-        (f"{SERVE} --grpc", "SD005"),
-        (spoken(f'{HEAD}, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2'), "SD127"),
-        (spoken('"method": "extract_hidden_states", "num_speculative_tokens": 1'), "SD006"),
-        (spoken('"method": "arctic", "model": "org/draft", "num_speculative_tokens": 3'), "SD006"),
-        (spoken('"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 4'), "SD005"),
+        (f"{SERVE} --api-key abcdefgh", {"SD107": WARNING}),
+        ("vllm serve org/target --host 0.0.0.0", {"SD108": WARNING}),
+        ("vllm serve org/target", {"SD108": WARNING}),
+        (f"{SERVE} --grpc", {"SD005": WARNING}),
+        (spoken(f"{HEAD}, {SYNTHETIC}"), {"SD127": WARNING}),
+        (spoken('"method": "extract_hidden_states", "num_speculative_tokens": 1'), {"SD006": WARNING}),
+        (f"{spoken(PLUG_IN)} --max-num-sequences 3", {"SD006": WARNING, "SD102": ERROR}),
+        (spoken('"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 4'), {"SD005": WARNING}),
+        (f"{SERVE} --max-num-seqs many", {"SD105": ERROR}),
+        (spoken('"method": "medusa", "model": "org/head", "num_speculative_tokens": 1'), {"SD006": ERROR}),
+        (spoken('"method": "ngram", "num_speculative_tokens": 3, "no_such_key": 1'), {"SD005": ERROR}),
+        (spoken('"method": "eagle3", "num_speculative_tokens": 3'), {"SD007": ERROR}),
     ],
 )  # fmt: skip
-def test_policy_is_a_warning_in_a_raw_command(command: str, code: str) -> None:
-    assert judged(command) == {code: Severity.WARNING}
+def test_policy_is_a_warning_in_a_raw_command_and_what_vllm_refuses_an_error(
+    command: str, found: dict[str, Severity]
+) -> None:
+    profile, findings = profile_of(shlex.split(command))
+    kept = run_rules_on_profile(profile, problems=findings).findings if profile else findings
+    said = {item.code: item.severity for item in kept if item.severity is not Severity.INFO}
+    assert said | found == said and (ERROR in found.values() or said == found)
 
 
 @pytest.mark.parametrize(
@@ -53,36 +57,14 @@ def test_policy_is_a_warning_in_a_raw_command(command: str, code: str) -> None:
         ("server: {host: 0.0.0.0}", "SD108"),
         ("env: {MY_TOKEN: averysecretword}", "SD107"),
         ("frontend: {grpc: true}", "SD005"),
-        ("speculation: {method: arctic, num_speculative_tokens: 3}", "SD006"),
         ("speculation: {method: extract_hidden_states, num_speculative_tokens: 1}", "SD006"),
     ],
 )
-def test_policy_stays_an_error_in_a_profile(write: Write, text: str, code: str) -> None:
+def test_policy_stays_an_error_in_a_profile(write: Callable[..., Path], text: str, code: str) -> None:
     report = lint([str(write(f"target: {{model: ./m}}\n{text}"))])
-    assert [item.code for item in report.findings if item.severity is Severity.ERROR] == [code]
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (f"{SERVE} --max-num-sequences 3", "SD102"),
-        (f"{SERVE} --max-num-seqs many", "SD105"),
-        (spoken('"method": "medusa", "model": "org/head", "num_speculative_tokens": 1'), "SD006"),
-        (spoken('"method": "ngram", "num_speculative_tokens": 3, "no_such_key": 1'), "SD005"),
-        (spoken('"method": "eagle3", "num_speculative_tokens": 3'), "SD007"),
-    ],
-)
-def test_what_vllm_refuses_is_an_error_in_a_raw_command(command: str, code: str) -> None:
-    assert judged(command)[code] is Severity.ERROR
-
-
-def test_a_method_of_a_plug_in_leaves_the_other_rules_running() -> None:
-    found = judged(
-        f"{spoken(chr(34) + 'method' + chr(34) + ': ' + chr(34) + 'arctic' + chr(34))} --max-num-sequences 3"
-    )
-    assert found == {"SD006": Severity.WARNING, "SD102": Severity.ERROR}
+    assert [item.code for item in report.findings if item.severity is ERROR] == [code]
 
 
 def test_only_errors_are_policy() -> None:
     assert {rule.code for rule in all_rules() if rule.policy} >= {"SD107", "SD108", "SD127"}
-    assert all(rule.severity is Severity.ERROR for rule in all_rules() if rule.policy)
+    assert all(rule.severity is ERROR for rule in all_rules() if rule.policy)

@@ -10,6 +10,7 @@ import pytest
 
 from specserve.checks.check import Checked, check
 from specserve.checks.collect import CheckOptions, collect
+from specserve.diagnostics import Report
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import _FILE, published, published_weights
 from specserve.profile.load import examine
@@ -17,17 +18,15 @@ from specserve.profile.load import examine
 ROOT = Path(__file__).parents[2]
 ENTRIES = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
 BY_VLLM_ALONE = {
-    "MiniMaxAI/MiniMax-M3",
-    "deepseek-ai/DeepSeek-V4-Flash",
-    "deepseek-ai/DeepSeek-V4-Pro",
-    "moonshotai/Kimi-K3",
+    "MiniMaxAI/MiniMax-M3", "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro", "moonshotai/Kimi-K3",
     "stepfun-ai/Step-3.7-Flash",
-}
+}  # fmt: skip
 """Those whose size nobody published in a form that is at hand."""
 PAIR = """\
 target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4, max_model_len: 8192}
 speculation: {method: draft_model, model: meta-llama/Llama-3.1-8B-Instruct, num_speculative_tokens: 5}
 """
+WANTED = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,27 +35,24 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty" / "hub"))
 
 
+def report(file: Path) -> Report:
+    return check([(str(file), *examine(str(file)))], wanted=WANTED)
+
+
 def checked(file: Path) -> Checked:
-    wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
-    (verdict,) = check([(str(file), *examine(str(file)))], wanted=wanted).verdicts
+    (verdict,) = report(file).verdicts
     assert isinstance(verdict, Checked)
     return verdict
 
 
-def findings(text: str, file: Path) -> set[str]:
-    file.write_text(text, encoding="utf-8")
-    wanted = CheckOptions(offline=True, machine=assume("8xH200-141GB"))
-    return {item.code for item in check([(str(file), *examine(str(file)))], wanted=wanted).findings}
-
-
-def test_a_pair_whose_configurations_are_known_whole_is_judged_by_them(tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    pair = """\
-target: {model: Qwen/Qwen3-32B, tensor_parallel_size: 8, max_model_len: 8192}
-speculation: {method: draft_model, model: %s, num_speculative_tokens: 3}
-"""
-    assert not {"SD201", "SD222", "SD227"} & findings(pair % "Qwen/Qwen3-0.6B", file)
-    assert "SD201" in findings(pair % "meta-llama/Llama-3.1-8B-Instruct", file)
+def test_a_pair_whose_configurations_are_known_whole_is_judged_by_them(write: Callable[..., Path]) -> None:
+    pair = "target: {model: Qwen/Qwen3-32B, tensor_parallel_size: 4, max_model_len: 8192}\nspeculation:"
+    pair += " {method: draft_model, num_speculative_tokens: 3, model: %s}"
+    codes = {item.code for item in report(write(pair % "Qwen/Qwen3-0.6B")).findings}
+    assert not {"SD201", "SD222", "SD227"} & codes
+    assert "SD201" in {
+        item.code for item in report(write(pair % "meta-llama/Llama-3.1-8B-Instruct")).findings
+    }
 
 
 def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[..., Path]) -> None:
@@ -70,46 +66,39 @@ def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[...,
     assert len(told) == 2 and all("what specserve knows of its configuration" in text for text in told)
 
 
-def test_the_weights_of_a_published_head_are_those_of_its_checkpoint() -> None:
-    """The published size of z-lab/Qwen3-8B-DFlash-b16: the test that its entry names pins these bytes."""
-    memory = checked(ROOT / "configs" / "qwen3-8b-dflash.yaml").memory
+@pytest.mark.parametrize(
+    ("name", "gpus", "size"),
+    [
+        ("qwen3-8b-dflash", 1, 2_097_259_104),  # z-lab/Qwen3-8B-DFlash-b16
+        ("gemma4-31b-mtp", 2, 940e6),  # google/gemma-4-31B-it-assistant, by its card
+    ],
+)
+def test_the_weights_of_a_published_head_are_those_of_its_source(name: str, gpus: int, size: float) -> None:
+    memory = checked(ROOT / "configs" / f"{name}.yaml").memory
     assert memory is not None and memory.basis == "published"
-    assert memory.per_gpu_bytes.draft_weights == pytest.approx(2_097_259_104, rel=0.005)
+    assert gpus * memory.per_gpu_bytes.draft_weights == pytest.approx(size, rel=0.005)
 
 
-def test_the_weights_of_an_assistant_are_those_of_its_card() -> None:
-    """google/gemma-4-31B-it-assistant: 940 MB by the source of its entry, on two GPUs here."""
-    memory = checked(ROOT / "configs" / "gemma4-31b-mtp.yaml").memory
-    assert memory is not None
-    assert 2 * memory.per_gpu_bytes.draft_weights == pytest.approx(940e6, rel=0.005)
-
-
-def test_a_draft_that_nobody_published_leaves_the_memory_of_the_target(write: Callable[..., Path]) -> None:
+def test_a_draft_that_nobody_published_leaves_the_memory_of_the_target_and_is_no_excuse(
+    write: Callable[..., Path],
+) -> None:
     alone = checked(write(PAIR[: PAIR.index("speculation:")])).memory
-    memory = checked(write(PAIR.replace("Llama-3.1-8B-Instruct", "Llama-9.9-8B"))).memory
+    pair = PAIR.replace("Llama-3.1-8B-Instruct", "Llama-9.9-8B")
+    memory = checked(write(pair)).memory
     assert alone is not None and memory is not None
     assert alone.verdict == "fit" and memory.verdict == "unknown"
     assert memory.per_gpu_bytes.target_weights == alone.per_gpu_bytes.target_weights
     assert memory.reason == "the size of `meta-llama/Llama-9.9-8B` is not known" and not memory.fixes
     assert memory.draft_cost is None
-
-
-def test_a_draft_that_is_not_known_is_no_excuse_for_a_target_that_does_not_fit(
-    write: Callable[..., Path],
-) -> None:
-    pair = PAIR.replace("Llama-3.1-8B-Instruct", "Llama-9.9-8B")
-    memory = checked(write(pair.replace("tensor_parallel_size: 4", "tensor_parallel_size: 1"))).memory
-    assert memory is not None and memory.verdict == "does_not_fit"
+    large = checked(write(pair.replace("tensor_parallel_size: 4", "tensor_parallel_size: 1"))).memory
+    assert large is not None and large.verdict == "does_not_fit"
 
 
 def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) -> None:
-    file = write(
-        f"{PAIR}alternatives: {{a: {{method: eagle3, model: org/head, num_speculative_tokens: 3}}}}\n"
-    )
-    (profile, _) = examine(str(file))
+    more = "alternatives: {a: {method: eagle3, model: org/head, num_speculative_tokens: 3}}\n"
+    profile, _ = examine(str(write(PAIR + more)))
     assert profile is not None
-    wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
-    memory = collect(profile, wanted=wanted).context.memory
+    memory = collect(profile, wanted=WANTED).context.memory
     assert memory["speculation"].verdict == "fit"
     assert "`org/head` is not known" in memory["alternatives.a"].reason
 
@@ -118,20 +107,19 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
 def test_every_shipped_profile_has_a_memory_table_without_a_hub(file: Path) -> None:
     memory = checked(file).memory
     assert memory is not None and memory.per_gpu_bytes.target_weights > 0
+    profile, _ = examine(str(file))
+    assert profile is not None
+    assert profile.target.model in ENTRIES or profile.relative_paths
 
 
-def test_a_model_that_nobody_published_leaves_the_estimate_out(write: Callable[..., Path]) -> None:
-    verdict = checked(write(PAIR.replace("Llama-3.1-70B-Instruct", "Llama-9.9-70B")))
-    assert verdict.memory is None
-
-
-def test_a_directory_of_the_same_name_wins_and_without_weights_it_is_not_known(tmp_path: Path) -> None:
-    folder = tmp_path / "meta-llama" / "Llama-3.1-8B-Instruct"
+def test_what_nobody_published_and_a_directory_without_weights_have_no_estimate(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    assert checked(write(PAIR.replace("Llama-3.1-70B-Instruct", "Llama-9.9-70B"))).memory is None
+    folder = tmp_path / "meta-llama" / "Llama-3.1-8B-Instruct"  # of the same name: it wins
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(ENTRIES["meta-llama/Llama-3.1-8B-Instruct"]["config"]))
-    file = tmp_path / "p.yaml"
-    file.write_text(f"target: {{model: {folder}, max_model_len: 4096}}\n")
-    assert checked(file).memory is None
+    assert checked(write(f"target: {{model: {folder}, max_model_len: 4096}}\n")).memory is None
 
 
 @pytest.mark.parametrize("model", sorted(ENTRIES))
@@ -142,10 +130,3 @@ def test_an_entry_names_its_source_holds_no_hash_and_has_a_known_shape(model: st
     facts = published(model)
     assert facts is not None and facts.commit is None and not facts.files
     assert (published_weights(model, "weights") is None) is (model in BY_VLLM_ALONE)
-
-
-def test_every_target_of_the_shipped_profiles_has_a_configuration() -> None:
-    profiles = [examine(str(file))[0] for file in sorted((ROOT / "configs").glob("*.yaml"))]
-    targets = {profile.target.model for profile in profiles if profile}
-    hub_ids = {model for model in targets if not model.startswith("/")}
-    assert hub_ids <= ENTRIES.keys()

@@ -1,4 +1,4 @@
-"""Whatever stands in a profile, the static rules judge it: no value of any type makes one of them fail."""
+"""Whatever stands in a profile or in a config.json, the rules judge it: no value of any type makes one of them fail."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.rule import Context
 from specserve.checks.rules import all_rules
+from specserve.models.facts import Tensor
 from specserve.profile.keys import BLOCK_KEYS, kind_of
 from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
+from tests.checks.judging import facts, judged
+from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN3, SPECULATOR, VISION
 
 NEWEST = table(known_versions()[-1])
-READ_BY_RULES = (
-    "enable_lora", "max_num_seqs", "max_num_batched_tokens", "compilation_config", "watermark_config", "ubatch_size",
-    "attention_config", "override_generation_config", "structured_outputs_config", "kv_transfer_config",
-    "logits_processors", "middleware", "moe_backend", "kernel_config", "kv_cache_dtype", "data_parallel_size",
-    "gpu_memory_utilization", "kv_cache_memory_bytes", "cudagraph_capture_sizes", "max_cudagraph_capture_size",
-    "distributed_executor_backend", "trust_remote_code",
-)  # fmt: skip
 SCALARS = (
     st.none() | st.booleans() | st.integers(-1, 10**30) | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(("auto", "fp8", "1k", "8K", "1e9", "", "cpu", "\x1b[31m", "lm-format-enforcer"))
@@ -46,12 +43,14 @@ VALUES = st.recursive(
     | st.dictionaries(NAMES, inner, max_size=3).map(MappingProxyType),
     max_leaves=6,
 )
-ENGINE = st.dictionaries(st.sampled_from((*READ_BY_RULES, *NEWEST.engine)), VALUES, max_size=8)
+ENGINE = st.dictionaries(st.sampled_from((*NEWEST.engine,)), VALUES, max_size=8)
 ENV = st.dictionaries(
-    st.sampled_from(("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PORT", "LD_PRELOAD", "VLLM_SERVER_DEV_MODE", "VLLM_X")),
+    st.sampled_from(
+        ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PORT", "LD_PRELOAD", "VLLM_SERVER_DEV_MODE", "VLLM_X")
+    ),
     st.sampled_from(("", "0", "1", "true", "-1", "8000", "tcp://10.0.0.1:8000", "½")),
     max_size=4,
-)  # fmt: skip
+)
 FRONTEND = st.dictionaries(st.sampled_from(sorted(NEWEST.frontend)), VALUES, max_size=3)
 SERVER = st.builds(
     Server, host=st.sampled_from(("127.0.0.1", "0.0.0.0", "")), api_key_env=st.sampled_from((None, "K"))
@@ -87,8 +86,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             revision=draw(st.sampled_from((None, "main", "0123456"))), pipeline_parallel_size=draw(st.integers(1, 3)),
         ),
         speculation=draw(st.none() | blocks()), alternatives={"a": draw(blocks())} if draw(st.booleans()) else {},
-        engine=draw(ENGINE), frontend=draw(FRONTEND),
-        server=draw(SERVER),
+        engine=draw(ENGINE), frontend=draw(FRONTEND), server=draw(SERVER),
         hardware=draw(st.none() | st.sampled_from((Hardware("cpu"), Hardware("H100-80GB", devices=(0,)), Hardware()))),
         expect=(Expectation(temperature=0.5, min_speedup=1.2),) if draw(st.booleans()) else (),
         env=draw(ENV), vllm=draw(st.sampled_from((None, ">=0.32"))),
@@ -103,3 +101,48 @@ def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...
             assert hit.path and hit.message
             assert "\x1b" not in f"{hit.message} {hit.help} {hit.notes} {hit.label}"
             assert not hit.message.endswith(".")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = sorted(
+    {
+        *LLAMA, *EAGLE3, *SPECULATOR, *VISION, *MIMO, *QWEN3, "auto_map", "quantization_config", "compression_config",
+        "dflash_config", "eagle_config", "rope_scaling", "kv_lora_rank", "model_max_length", "block_size", "model",
+        "mtp_config", "eagle_aux_hidden_state_layer_ids", "target_hidden_size", "_name_or_path", "num_mtp_layers",
+    }
+)  # fmt: skip
+CONFIGS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8)
+BLOCKS: list[tuple[str, dict[str, Any]]] = [
+    ("draft_model", {"model": "org/d", "parallel_drafting": True, "max_model_len": 77}),
+    ("eagle3", {"model": "org/d"}), ("dflash", {"model": "org/d"}), ("mtp", {}), ("dspark", {}),
+]  # fmt: skip
+ALL_BLOCKS = Profile(
+    "p.yaml", "p",
+    Target("org/t", tensor_parallel_size=4, pipeline_parallel_size=2, max_model_len=999, quantization="quark"),
+    alternatives={
+        method: Speculation(method, {"method": method, "num_speculative_tokens": 4, **keys}) for method, keys in BLOCKS
+    },
+)  # fmt: skip
+TENSORS = {"fc.weight": (4, 12), "model.mtp.weight": (3,), "model.layers.0.q_proj.weight": (2, 2)}
+
+
+@settings(deadline=None, max_examples=60)
+@given(base=st.sampled_from([{}, LLAMA, EAGLE3, SPECULATOR, VISION, MIMO]), config=CONFIGS, more=CONFIGS)
+def test_no_config_breaks_a_rule(base: Any, config: Any, more: Any) -> None:
+    tensors = {name: Tensor("BF16", shape) for name, shape in TENSORS.items()}
+    models = {
+        "org/t": facts({**base, **config}, tensors=tensors, generation_config=more),
+        "org/d": facts({**base, **more}, tensors=tensors),
+    }
+    wanted = CheckOptions(offline=True, here=False)
+    context = collect(ALL_BLOCKS, wanted=wanted, read=lambda model, _: models[model]).context
+    for finding in judged(context):
+        assert finding.message and not finding.message.endswith(".")

@@ -98,7 +98,7 @@ synthetic acceptance without rates | - | llama | draft_model llama-draft 4, reje
 too few slots for adapters | - | llama | draft_model llama-draft 4 | enable_lora: true, max_num_batched_tokens: \
     64, max_num_seqs: 64
 an unknown argument | SD102 | llama | - | max_num_sequences: 8
-weights that nobody prepared | SD501 | llama, quantization: compressed-tensors
+weights that nobody prepared | SD252 | llama, quantization: compressed-tensors
 float16 for a model that overflows in it | SD501 | gemma2, dtype: float16
 experts of a dense model | SD501 | llama | - | enable_expert_parallel: true
 """,

@@ -1,4 +1,4 @@
-"""SD221, SD224, SD234, SD250, SD253: the models, what they are asked for, their files."""
+"""SD221, SD224, SD234, SD250, SD252, SD253: the models, what they are asked for, their files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from contextlib import suppress
 
 from specserve.checks.rule import ERROR, Context, Variant, Violation, Violations, rule, variant_rule
 from specserve.checks.rules.drafts import is_further, own_layers
-from specserve.models.config import Config, architectures, layers, model_type, section
+from specserve.models.config import (
+    Config,
+    architectures,
+    layers,
+    model_type,
+    quantization_of,
+    section,
+    text_config,
+)
 from specserve.vllm.facts import Registry
 
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
+_OF_CHECKPOINTS = ("compressed-tensors", "fbgemm_fp8", "quark", "torchao")
+"""Quantizations that vLLM builds from what config.json says of them, and from nothing else."""
 _RENAMED = ("deepseek_v4", "deepseek_v41")
 """Model types of which vLLM builds the `mtp.0` of the checkpoint as a layer behind the last."""
 
@@ -77,6 +87,21 @@ def missing_weights(ctx: Context) -> Violations:
     if not has_one and not any(served_head.check(ctx)):  # SD221 says more
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Violation("target.model", "the directory holds no tokenizer", help=help_)
+
+
+@rule("SD252", ERROR, needs="models")
+def unquantized_checkpoint(ctx: Context) -> Violations:
+    """`quantization` names the format of a checkpoint, and this one is not in it."""
+    config, method = ctx.target_config, ctx.profile.target.quantization
+    if config is None or method not in _OF_CHECKPOINTS:
+        return
+    # overrides may name another place: `quantization_config_file`, `quantization_config_dict_json`
+    elsewhere = any(key.startswith("quantization_config_") for key in config)
+    if not (elsewhere or quantization_of(config) or quantization_of(text_config(config))):
+        text = f"vLLM reads `{method}` from config.json, which says nothing of a quantization"
+        help_ = "leave it out, or take a checkpoint that was quantized so"
+        related = {"target.model": "plain weights"}
+        yield Violation("target.quantization", text, related=related, help=help_)
 
 
 @rule("SD253", ERROR, needs="models")
