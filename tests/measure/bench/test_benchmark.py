@@ -10,17 +10,12 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
-from specserve.measure.bench.passes import Pass, RunDirectory, blocks, resume
+from specserve.measure.bench.passes import Pass, blocks, resume
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
-from specserve.measure.bench.result import read_result
-from specserve.measure.bench.run import Bench, new_directory
-from specserve.measure.servers import Outlet
+from specserve.measure.bench.run import new_directory
 from specserve.measure.workloads import load
-from specserve.report.bench import BenchView, rendered
-from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import request
 
-OUTLET = Outlet(Notices(), BenchView, lambda result: {"result.json": rendered(result, form="json")})
 NOTE = "mine: 1 of 4 lines of the log were left out"
 
 
@@ -80,30 +75,6 @@ def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
     assert NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
     assert content["is_complete"] and len(content["cells"]) == 2
-
-
-@pytest.mark.parametrize("spoil", ['"is_complete": false', "{"])
-def test_a_result_of_a_part_or_one_that_was_cut_off_is_made_again(
-    run: Path, spoil: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = resumed(run, capsys)
-    file = run / "result.json"
-    text = file.read_text()
-    file.write_text(text.replace('"is_complete": true', spoil) if spoil != "{" else spoil)
-    assert resumed(run, capsys)["cells"] == whole["cells"]
-    assert json.loads(file.read_text())["is_complete"]
-
-
-def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
-    """As it is when somebody interrupts it."""
-    return Bench(plan, directory, lambda _: None, StopRequest())
-
-
-def test_a_run_that_was_never_resumed_has_a_result(plan: BenchPlan, tmp_path: Path) -> None:
-    with new_directory(plan, str(tmp_path / "new")) as directory:
-        found = bench(plan, directory).write(is_complete=False, outlet=OUTLET)
-    assert [variant.name for variant in found.variants] == ["127.0.0.1:9", "b"]
-    assert read_result(tmp_path / "new") == found
 
 
 def test_another_server_than_the_one_that_was_measured_is_refused(

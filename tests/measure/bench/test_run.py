@@ -111,21 +111,6 @@ def test_a_resumed_run_knows_what_its_first_session_learned(
     assert again.models == {"a": "served", "b": "served"}
 
 
-def test_what_is_measured_already_is_told_again_without_asking_anybody(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    with create(tmp_path / "run", {}) as directory:
-        first = bench(plan, directory)
-        first.run()
-        assert len(world.connections) == 2
-    with resume(tmp_path / "run") as directory:
-        again = bench(plan, directory)
-        again.run()
-    assert len(world.connections) == 2
-    assert (again.models, again.notes) == (first.models, first.notes)
-    assert again.passes == first.passes and again.workloads == first.workloads
-
-
 def test_other_prompts_are_not_mixed_with_those_that_were_measured(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
@@ -272,10 +257,7 @@ def test_what_stays_open_alone_gets_up_to_four_launches_if_none_are_named(
         plan, sessions=sessions(VARIANTS, launches=2, together=False), request=request, together=False
     )
     launches, decided = Counter[int](), 0
-    for seed in (
-        0,
-        6,
-    ):  # with two launches the second one stays open  # with two launches the second one stays open
+    for seed in (0, 6):  # with two launches the second one stays open
         rng = random.Random(seed)
         world.connections, world.seconds = [], noisy(0.1, rng)
         with create(tmp_path / str(seed), {}) as directory:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.measure.tune.estimate import acceptance_length
 from specserve.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -70,44 +69,6 @@ def test_the_choice_is_within_3_percent_of_a_sweep_from_three_launches(
     assert sweep[found["choice"]["setting"]["tokens"]] >= 0.97 * max(sweep.values())
     assert len(world.started) <= 4
     assert {point.concurrency for _, point in world.sent} == {1}
-
-
-ROOT = Path(__file__).parents[3]
-
-
-def demo() -> Callable[[int, int], float]:
-    """Step times of the demo as a sweep measured them, every K on a server of its own."""
-    points = json.loads((ROOT / "tests/data/demo_sweep.json").read_text("utf-8"))["points"]
-    plain, known = {}, {}
-    for row in points:
-        load, k = row["concurrency"], row["num_speculative_tokens"]
-        if (row["workload"], k) == ("code", 0):
-            plain[load] = row["output_tokens_per_s"]
-    for row in points:
-        load, k = row["concurrency"], row["num_speculative_tokens"]
-        if row["workload"] == "all":
-            known[load, k] = load * acceptance_length(0.8, tokens=k) / (plain[load] * row["speedup"])
-
-    def step_s(batch: int, tokens: int) -> float:
-        low = max(load for load in (1, 2, 4, 8) if load <= batch)
-        high = min((load for load in (1, 2, 4, 8) if load >= batch), default=8)
-        share = (batch - low) / (high - low) if high > low else 0.0
-        between = known[low, tokens] + share * (known[high, tokens] - known[low, tokens])
-        return float(between * (1 + 0.06 * max(0, batch - 8)))
-
-    return step_s
-
-
-@pytest.mark.parametrize(("load", "seed"), [(1, 1), (1, 3), (2, 2), (4, 2), (8, 1)])
-def test_on_the_uneven_steps_of_the_demo_the_choice_is_within_3_percent_too(
-    command: Command, load: int, seed: int
-) -> None:
-    world = World(demo(), chance=0.8, seed=seed, prefill_s=0.15)
-    choice, sweep = command.on(world)("-c", str(load))["choice"], world.swept(load)
-    if choice["verdict"]["word"] == "PAYS":
-        assert sweep[choice["setting"]["tokens"]] >= 0.97 * max(sweep.values())
-    else:
-        assert max(sweep.values()) < 1.12
 
 
 UNDER_LOAD = affine(d=0.02, knee=32, slope=0.15)

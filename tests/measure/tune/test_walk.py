@@ -82,21 +82,16 @@ def test_the_stitched_walk_errs_by_less_than_its_published_error(rise: float) ->
             assert -0.029 <= found / true_length(texts, tokens=tokens) - 1 <= 0.027
 
 
-def test_a_step_that_accepted_all_goes_on_in_the_next() -> None:
-    request = Steps((4, 2), (4, 4))
-    assert request.acceptable_from_each_token == (8, 7, 6, 5, 4, 3, 2, 1)
-    assert request.steps_with(1) == 4
-    assert request.steps_with(4) == 2
-
-
-def test_a_draft_that_was_cut_short_at_the_end_counts_as_accepted_whole() -> None:
-    assert Steps((4, 1), (4, 1)).steps_with(4) == 2
-
-
-def test_steps_without_a_draft_stay_whatever_k_is() -> None:
-    request = Steps((3,), (3,), plain=5)
-    assert [request.steps_with(tokens) for tokens in (0, 1, 3)] == [9, 7, 6]
-    assert request.tokens == 9
+@pytest.mark.parametrize(
+    ("request_", "steps"),
+    [
+        (Steps((4, 2), (4, 4)), {1: 4, 4: 2}),  # a step that accepted all goes on in the next
+        (Steps((4, 1), (4, 1)), {4: 2}),  # a draft that was cut short at the end counts as accepted whole
+        (Steps((3,), (3,), plain=5), {0: 9, 1: 7, 3: 6}),  # steps without a draft stay whatever K is
+    ],
+)
+def test_the_steps_of_a_smaller_k(request_: Steps, steps: dict[int, int]) -> None:
+    assert {tokens: request_.steps_with(tokens) for tokens in steps} == steps
 
 
 def test_steps_of_a_response_are_read_with_those_that_drafted_nothing() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specserve.measure.verify.judge import Compared, Position, Tally, judge_sampled, tally
 
-FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
+FILE = Path(__file__).parents[1] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99
 """Stands for any token beyond the likeliest twenty."""
 _BEYOND_SHARE = 0.65

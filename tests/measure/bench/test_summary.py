@@ -1,4 +1,4 @@
-"""From passes to a result: comparisons, promises, notes, the gate."""
+"""From passes to figures, against sums done by hand, and to a result: comparisons, promises, notes, the gate."""
 
 import dataclasses
 import math
@@ -6,13 +6,23 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant
 from specserve.measure.bench.result import Point, Result
-from specserve.measure.bench.summary import stops_paying, summarise
+from specserve.measure.bench.summary import (
+    break_even,
+    figures,
+    invalid_reason,
+    stops_paying,
+    summarise,
+    token_samples,
+)
 from specserve.measure.intervals import p99
 from specserve.measure.verdict import PAYS, Judged
+from specserve.metrics import Acceptance
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
@@ -51,6 +61,46 @@ def result(
     infos = tuple(variant.info for variant in variants)
     about = Result("x", "2026-01-31T00:00:00+00:00", 1.0, {}, 1, infos, {}, (), ())
     return summarise(plan, passes, about=about)
+
+
+def test_throughput_is_all_tokens_over_all_seconds_and_what_failed_counts_in_nothing_else() -> None:
+    passes = [
+        made("a", 0, request(tokens=30), duration_s=2.0),
+        made("a", 1, request(tokens=10), duration_s=3.0),
+    ]
+    found = figures([*passes, made("a", 2, request("p2", error="boom"), duration_s=0.0)])
+    assert found is not None
+    assert (found.output_tokens, found.output_tokens_per_s, found.blocks) == (40, 8.0, 3)
+    assert (found.requests, found.failed_requests) == (2, 1)
+
+
+def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None:
+    good = made("a", 0, request())
+    assert invalid_reason([good]) is None
+    failed = invalid_reason([made("a", 0, request(), request("p2", error="status 500"))])
+    assert failed == "1 of 2 requests failed: status 500"
+    busy = invalid_reason([dataclasses.replace(good, client_cpu=0.93)] * 3)
+    assert busy is not None and "busy for 93%" in busy
+
+
+@given(st.lists(st.floats(0.01, 50), min_size=1, max_size=20), st.floats(0.1, 100))
+def test_the_shares_of_a_pass_add_up_to_its_time(latencies: list[float], seconds: float) -> None:
+    requests = [request(f"p{index}", latency_s=latency) for index, latency in enumerate(latencies)]
+    dealt = token_samples([made("a", 0, *requests, duration_s=seconds)])
+    assert sum(item.cost for item in dealt) == pytest.approx(seconds)
+    assert sum(item.amount for item in dealt) == 11 * len(latencies)
+
+
+def test_break_even_is_where_the_longer_step_is_paid_for() -> None:
+    # 100 steps, 3 tokens each, and twice as fast: a step takes 1.5 of a plain one
+    assert break_even(Acceptance(100, 400, 200), output_tokens=300, speedup=2.0) == pytest.approx(1.5)
+    # n-grams: half of the steps have a draft, 3 tokens in those and 1 in the others, and no gain at all
+    half = break_even(Acceptance(50, 200, 100), output_tokens=200, speedup=1.0)
+    assert half == pytest.approx(3.0)
+    assert break_even(Acceptance(0, 0, 0), output_tokens=10, speedup=1.0) is None
+    assert break_even(None, output_tokens=10, speedup=1.0) is None
+    # faster than one token per accepted one: the machine was busy, and no step gives less than a token
+    assert break_even(Acceptance(100, 400, 200), output_tokens=300, speedup=4.0) == 1.0
 
 
 def test_a_variant_twice_as_fast_pays_by_the_blocks_that_both_have() -> None:

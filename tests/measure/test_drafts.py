@@ -15,7 +15,7 @@ from specserve.models.drafts import Source, catalogue
 from specserve.profile.load import load_profile
 from tests.models.tiny import CONFIG, write_model
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
