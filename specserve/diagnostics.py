@@ -24,8 +24,7 @@ class Code(NamedTuple):
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A place in a file. Lines and columns are 1-based; `end_column` is the one after its end."""
 
     file: str
@@ -47,8 +46,7 @@ class Related(NamedTuple):
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One problem of a profile: a fact (`message`), its place, and the way out (`help`)."""
 
     code: str

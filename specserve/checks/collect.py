@@ -178,7 +178,7 @@ def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | No
     model, revision = use.model, use.revision
     entry = lock.find(model, revision=revision) if lock else None
     # an absolute path may lie on the machine that `--assume` names
-    is_absolute = model.startswith("/") and model not in profile.relative_paths
+    is_absolute = model.startswith("/") and not profile.was_relative(model)
     is_elsewhere = wanted.machine is not None and is_absolute and not os.path.exists(model)  # noqa: PTH110
     if entry is not None and (wanted.locked or is_elsewhere or entry.commit is not None):
         return replace(entry, model=model, revision=revision)

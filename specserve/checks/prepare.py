@@ -149,5 +149,5 @@ def refuse_secrets(profile: Profile) -> None:
     found = [item for item in run_rules_on_profile(profile).findings if item.code == "SD107"]
     if found:
         text = f"`{profile.file}` contains secrets, which no rendered file may"
-        errors = tuple(replace(item, severity=Severity.ERROR) for item in found)
+        errors = tuple(item._replace(severity=Severity.ERROR) for item in found)
         raise ProfileError(text, exit_code=1, findings=errors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from specserve.checks.rule import Context, Rule, Violation
@@ -106,7 +105,7 @@ def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
     found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:  # it has no place for comments: policy is a warning there
         found = [
-            replace(each, severity=Severity.WARNING)
+            each._replace(severity=Severity.WARNING)
             if each.policy and each.severity is Severity.ERROR
             else each
             for each in found
@@ -125,7 +124,7 @@ def _finding(rule: Rule, found: Violation, context: Context) -> Finding:
         notes += (f"{words} vLLM {', '.join(known)}; this applies to {which}",)
         if not profile.vllm and known[-1] not in found.versions:  # what came since is no mistake
             severity = max(severity, Severity.WARNING, key=_ORDER.__getitem__)
-    places = ((path, label) for path, label in found.related.items() if path in profile.spans)
+    places = ((path, label) for path, label in found.related.items() if path in profile.nodes)
     return Finding(
         rule.code,
         rule.name,

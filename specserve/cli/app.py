@@ -25,6 +25,7 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = 0  # whoever read stdout has seen enough
     _flush()
+    gc.freeze()  # at exit, too: nothing that was imported is looked through once more
     if "huggingface_hub" in sys.modules:
         os._exit(code)  # a download that goes on in a thread is not waited for
     sys.exit(code)

@@ -148,7 +148,7 @@ def named_profiles(
     paths: Iterable[str], *, pick: bool = False, stdin_filename: str | None = None
 ) -> list[str]:
     """The profiles that these paths name, each once; a path that names none is a warning."""
-    from specserve.profile.find import find_profiles
+    from specserve.profile.source import find_profiles
 
     def warn(text: str) -> None:
         say(f"{styled('warning', 'yellow')}: {text}")

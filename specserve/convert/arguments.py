@@ -31,9 +31,9 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
-from specserve.profile import keys
-from specserve.profile.source import MAX_BYTES, parse
-from specserve.profile.values import Node, Scalar, meaning
+from specserve.profile import schema
+from specserve.profile.source import MAX_BYTES
+from specserve.profile.tree import Node, Scalar, meaning, parse
 from specserve.vllm.arguments import Argument, VllmTable, flag_of, human_int
 from specserve.vllm.versions import known_versions, newest, table
 
@@ -41,7 +41,7 @@ Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
-_PLACES = {**keys.ELSEWHERE, **ELSEWHERE}
+_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
 _ANSWERS = dict.fromkeys(["true", "yes", "on", "1"], True)
 _ANSWERS |= dict.fromkeys(["false", "no", "off", "0"], False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
@@ -313,7 +313,7 @@ def place_of(name: str, table: VllmTable) -> str:
 def _unread(text: str, option: _Option, span: Span, help: str | None = None) -> Finding:
     """An error about an argument that a profile will not have, as its value cannot be read."""
     path = place_of(option.name, newest()) if option.argument else ""
-    return finding("SD105", text, replace(span, path=path), help=help)
+    return finding("SD105", text, span._replace(path=path), help=help)
 
 
 def _node(
@@ -345,7 +345,7 @@ def _node(
         node = Node(parts, span)
     elif form in ("many", "append"):
         last = items[-1].span
-        node = Node(items, replace(span, end_line=last.end_line, end_column=last.end_column))
+        node = Node(items, span._replace(end_line=last.end_line, end_column=last.end_column))
     return node and replace(node, key=key)
 
 

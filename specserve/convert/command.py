@@ -25,12 +25,11 @@ from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile.load import MAKERS, absolute_paths, apply
-from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
+from specserve.profile.tree import Node, ordered
 from specserve.profile.validate import read_profile
-from specserve.profile.values import Node
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.replacements import ARGUMENTS
 from specserve.vllm.speculation import METHODS, retyped
@@ -108,7 +107,7 @@ def profile_of(
                 text = f"vLLM {judged.minor} has no option `{flag}`"
                 found.append(finding("SD102", text, setting.place))
     return profile, ordered(
-        replace(item, message=hushed(item.message), help=item.help and hushed(item.help))
+        item._replace(message=hushed(item.message), help=item.help and hushed(item.help))
         for item in (*found, *more)
     )
 

@@ -27,7 +27,7 @@ from specserve.diagnostics import Finding
 from specserve.errors import UsageError, quoted
 from specserve.profile.schema import ENV_NAME, Server
 from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
-from specserve.profile.values import Node
+from specserve.profile.tree import Node
 from specserve.profile.writer import yaml_text
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import judged_versions, newest, table
@@ -77,11 +77,11 @@ def converted(given: Launch, *, origin: str) -> Converted:
     found: list[Finding] = []
     tree = _tree(given, known, notes)
     tree = _complete(tree, notes, found) or tree
-    there = {path for path, _ in tree.walk()}
+    there = set(tree.nodes())
     for at, item in enumerate(given.unresolved):
         path = item.span.path
         lacks = f", so `{path}` is missing from the profile" if path and path not in there else ""
-        found.insert(at, replace(item, message=_harmless(item.message) + lacks))
+        found.insert(at, item._replace(message=_harmless(item.message) + lacks))
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     notes.sort(key=lambda note: note.line or sys.maxsize)
     line = f", line {given.place.line}" if given.place.line > 1 else ""
@@ -151,7 +151,7 @@ def _on_host(given: Launch, known: VllmTable) -> Launch:
                 notes.append(Note(path, said, node.span.line))
             return replace(node, value=text, raw=text)
         text = f"{quoted(found[2])} is a path of the source's container, not of the host"
-        place = replace(node.span, path=path)
+        place = node.span._replace(path=path)
         errors.append(finding("SD105", text, place, help="write the host's path"))
         return node
 
@@ -297,7 +297,7 @@ def _complete(
     if unresolved(text) or unresolved(key) or not key.isprintable():
         reads = quoted(_harmless(text or key), LONGEST_SHOWN)
         message = f"the source does not say `{_harmless(path)}`: it reads {reads}"
-        span = replace(node.span, path=path.partition("[")[0])
+        span = node.span._replace(path=path.partition("[")[0])
         found.append(finding("SD105", message, span, help="write its value"))
         return None
     if text.startswith(("./", "../")):

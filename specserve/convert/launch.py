@@ -20,7 +20,7 @@ from specserve.convert.words import (
 )
 from specserve.diagnostics import Finding, Span
 from specserve.errors import quoted
-from specserve.profile.values import Node
+from specserve.profile.tree import Node
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(

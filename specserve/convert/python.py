@@ -18,7 +18,7 @@ from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, finding, unknown, unresolved, value_node
 from specserve.diagnostics import Span
 from specserve.errors import UsageError, quoted
-from specserve.profile.values import Node
+from specserve.profile.tree import Node
 from specserve.vllm.versions import newest
 
 ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")

@@ -18,9 +18,7 @@ from specserve.convert.words import Note, Word, finding, mark, placeholder, unkn
 from specserve.diagnostics import Span
 from specserve.errors import UsageError, quoted
 from specserve.hardware.accelerators import catalogue
-from specserve.profile.problems import Stop
-from specserve.profile.source import Builder, parse
-from specserve.profile.values import Node
+from specserve.profile.tree import Builder, Node, Stop, parse
 
 Mapped = Mapping[str, Any]
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")

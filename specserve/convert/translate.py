@@ -9,7 +9,7 @@ from typing import Any
 from specserve.convert.arguments import Setting, merged, option_strings
 from specserve.convert.launch import Launch
 from specserve.convert.words import Note, unresolved
-from specserve.profile.values import Node, meaning
+from specserve.profile.tree import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement

@@ -11,7 +11,7 @@ from typing import Any
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.source import COMMAND
-from specserve.profile.values import Node
+from specserve.profile.tree import Node
 
 OPEN, CLOSE, _IF = "\ue000", "\ue001", "\ue002"
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
@@ -88,7 +88,7 @@ class Word:
         text, span = self.text[start:end], self.span
         if span.line == span.end_line and span.end_column - span.column == len(self.text):
             column = span.column + start
-            span = replace(span, column=column, end_column=column + max(1, len(text)))
+            span = span._replace(column=column, end_column=column + max(1, len(text)))
         return Word(text, span)
 
     def node(self) -> Node:

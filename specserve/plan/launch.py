@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError
 from specserve.plan.arguments import keyword_value, problems, tokens
 from specserve.plan.host import Host, for_cpu, this_host
@@ -96,7 +95,7 @@ def _vllm(profile: Profile, options: LaunchOptions, here: Vllm | None) -> Vllm:
     if options.vllm is None and here is not None:
         is_in_range = not profile.vllm or contains(profile.vllm, here.version)
         if options.starts and not is_in_range:
-            place = profile.spans.get("vllm", Span(profile.file))
+            place = profile.span("vllm")
             text = f"vLLM {here.version} is installed, and the profile is for `{profile.vllm}`"
             hint = "install a vLLM version in this range, or widen the range"
             raise FactError(f"{place}: {text}", hint=hint)
@@ -127,7 +126,7 @@ def launch(
     """
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
-            place = profile.spans.get(problem.path, Span(profile.file))
+            place = profile.span(problem.path)
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     port = profile.server.port if port is None else port
     items = [*_arguments(profile, table, port=port, node=node, bare=bare)]
@@ -146,7 +145,7 @@ def launch(
             items.append(Origin("served_model_name", profile.target.model, None, why))
     argv = [*(host.program if host else ("vllm", "serve")), profile.target.model]
     kwargs: dict[str, Any] = {"model": profile.target.model}
-    origins = [Origin("model", profile.target.model, profile.spans.get("target.model"))]
+    origins = [Origin("model", profile.target.model, profile.place("target.model"))]
     for item in items:
         name, of_engine = item.key, item.key in table.engine
         argument = table.engine[name] if of_engine else table.frontend[name]
@@ -184,32 +183,32 @@ def _arguments(
     profile: Profile, table: VllmTable, *, port: int, node: int | None, bare: bool
 ) -> Iterator[Origin]:
     """Every argument after the model by vLLM's name, in the profile's order; then what is added."""
-    spans, server = profile.spans, profile.server
+    place, server = profile.place, profile.server
     of_node = {} if node is None else _node_arguments(profile, node)
     for name, default in defaults_of(Target).items():
         value = getattr(profile.target, name)
         if name != "model" and value != default:
-            yield Origin(name, value, spans.get(f"target.{name}"))
+            yield Origin(name, value, place(f"target.{name}"))
     if profile.speculation:
-        yield Origin("speculative_config", profile.speculation.keys, spans.get("speculation"))
+        yield Origin("speculative_config", profile.speculation.keys, place("speculation"))
     given = {f"engine.{name}": value for name, value in profile.engine.items()}
     given |= {f"frontend.{name}": value for name, value in profile.frontend.items()}
     for path, value in given.items():
         name = path.partition(".")[2]
         # vLLM refuses these metrics without speculation
         if name not in of_node and (name != PER_REQUEST_METRICS or profile.speculation):
-            yield Origin(name, value, spans.get(path))
+            yield Origin(name, value, place(path))
     if server.served_model_name:
-        span = spans.get("server.served_model_name")
+        span = place("server.served_model_name")
         yield Origin("served_model_name", server.served_model_name, span)
-    why = "" if "server.host" in spans else "loopback unless the profile says otherwise"
-    yield Origin("host", server.host, spans.get("server.host"), why)
-    yield Origin("port", port, spans.get("server.port"))
+    why = "" if "server.host" in profile.nodes else "loopback unless the profile says otherwise"
+    yield Origin("host", server.host, place("server.host"), why)
+    yield Origin("port", port, place("server.port"))
     if not bare:
         yield from _added(profile, table)
     for name, value in of_node.items():
         why = f"node {node} of {of_node['nnodes']}: `hardware.nodes`" if name == "nnodes" else ""
-        yield Origin(name, value, spans.get("hardware.nodes") if why else None, why)
+        yield Origin(name, value, place("hardware.nodes") if why else None, why)
 
 
 def _node_arguments(profile: Profile, rank: int) -> dict[str, Json]:
@@ -247,14 +246,14 @@ def _added(profile: Profile, table: VllmTable) -> Iterator[Origin]:
 def _variables(profile: Profile, *, platform: str) -> Iterator[Origin]:
     """The environment; of a name that comes twice the last one counts."""
     for name, value in profile.env.items():
-        yield Origin(name, value, profile.spans.get(f"env.{name}"))
+        yield Origin(name, value, profile.place(f"env.{name}"))
     if profile.server.api_key_env:
         key = FromEnv(profile.server.api_key_env)
-        yield Origin("VLLM_API_KEY", key, profile.spans.get("server.api_key_env"))
+        yield Origin("VLLM_API_KEY", key, profile.place("server.api_key_env"))
     devices = profile.hardware.devices if profile.hardware else None
     if devices and platform == "cuda":
         value = ",".join(str(device) for device in devices)
-        yield Origin("CUDA_VISIBLE_DEVICES", value, profile.spans.get("hardware.devices"))
+        yield Origin("CUDA_VISIBLE_DEVICES", value, profile.place("hardware.devices"))
 
 
 def sides(*named: tuple[str, Profile]) -> list[Side]:

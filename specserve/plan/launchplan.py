@@ -192,7 +192,7 @@ def _flat(
     """The leaves of nested mappings with dotted keys, each at its place or that of its holder."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
-            place = span and profile.spans.get(f"{span.path}.{name}", span)
+            place = span and (profile.place(f"{span.path}.{name}") or span)
             yield from _flat(f"{key}.{name}", item, place, profile)
     else:
         yield key, Written(value, span)

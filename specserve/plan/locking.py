@@ -191,7 +191,7 @@ def lock_profile(profile: Profile) -> tuple[Lock, bool]:
             facts = read_model(use.model, revision=revision, offline=is_offline())
         if place is not None:
             name = str(place)
-            if use.model in profile.relative_paths:  # written relative: relative to the lock
+            if profile.was_relative(use.model):  # written relative: relative to the lock
                 name = Path(os.path.relpath(place, file.parent)).as_posix()
                 name = name if name.startswith("..") else f"./{name}"
         read[use.model, revision] = hashed(replace(facts, model=name, revision=revision))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import ProfileError, UsageError, quoted, system_reason
-from specserve.profile.keys import TOP
-from specserve.profile.problems import Stop, ordered, problem
-from specserve.profile.schema import BASELINE, Profile
-from specserve.profile.source import MAX_DEPTH, parse, read, shown
+from specserve.profile.schema import BASELINE, TOP, Profile
+from specserve.profile.source import read
+from specserve.profile.tree import MAX_DEPTH, Node, Stop, merged, ordered, parse, problem, shown
 from specserve.profile.validate import read_profile
-from specserve.profile.values import Node, merged
 
 MAX_PARENTS = 10
 _WITH_PATHS = ("target", "speculation", "alternatives", "engine", "frontend")
@@ -115,7 +113,7 @@ def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Fin
             reason = f"is not a profile{line}"
         if reason or parent is None:
             text = f"the parent {quoted(written) if written else shown(node)} {reason}"
-            raise Stop(problem("SD009", text, replace(node.span, path="extends")))
+            raise Stop(problem("SD009", text, node.span._replace(path="extends")))
         folder, above = path.parent, str(Path(name).parent)
         trees.append(absolute_paths(parent, folder=folder))
         found += problems
@@ -191,13 +189,7 @@ def with_alternative(profile: Profile, name: str | None) -> Profile:
         hint = "`--alternative baseline` is the profile without speculation"
         raise ProfileError(text, hint=hint)
 
-    def chosen(spans: Mapping[str, Span]) -> Mapping[str, Span]:
-        """The places with those of the alternative as those of `speculation`."""
-        start = f"alternatives.{name}"
-        kept = {path: span for path, span in spans.items() if not path.startswith("speculation")}
-        moved = (path for path in spans if f"{path}.".startswith(f"{start}."))
-        return kept | {f"speculation{path.removeprefix(start)}": spans[path] for path in moved}
-
-    spans, key_spans = chosen(profile.spans), chosen(profile.key_spans)
-    block = profile.alternatives[name]
-    return replace(profile, speculation=block, spans=spans, key_spans=key_spans)
+    kept = (path for path in profile.nodes if path.partition(".")[0] != "speculation")
+    nodes = {path: profile.nodes[path] for path in kept}
+    nodes |= profile.nodes[f"alternatives.{name}"].nodes("speculation")
+    return replace(profile, speculation=profile.alternatives[name], nodes=nodes)

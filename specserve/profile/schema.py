@@ -1,4 +1,4 @@
-"""The profile: its sections, typed and frozen, and its fingerprint."""
+"""The profile: its sections, typed and frozen, what each key takes, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
+from specserve.profile.tree import Node
 from specserve.vllm.arguments import human_int, jsonable
+from specserve.vllm.speculation import METHODS
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BASELINE = "baseline"
@@ -108,14 +111,10 @@ class Profile:
     env: Mapping[str, str] = _nothing()
     vllm: str | None = None
     schema: int = 1
-    spans: Mapping[str, Span] = _nothing(repr=False, compare=False)
-    """Where each value was written, by dotted path."""
-    key_spans: Mapping[str, Span] = _nothing(repr=False, compare=False)
-    """Where each key was written."""
+    nodes: Mapping[str, Node] = _nothing(repr=False, compare=False)
+    """What was written, by dotted path."""
     identities: Mapping[str, str] = _nothing(repr=False, compare=False)
     """A hash of the content of each directory that the lock knows, for the fingerprint."""
-    relative_paths: frozenset[object] = field(default=frozenset(), repr=False, compare=False)
-    """The paths that were written from a folder; here they are absolute."""
 
     @property
     def blocks(self) -> dict[str, Speculation]:
@@ -123,17 +122,26 @@ class Profile:
         own = {"speculation": self.speculation} if self.speculation else {}
         return own | {f"alternatives.{name}": block for name, block in self.alternatives.items()}
 
+    def place(self, path: str) -> Span | None:
+        """Where a value was written; None for a default."""
+        return self.nodes[path].span._replace(path=path) if path in self.nodes else None
+
     def span(self, path: str) -> Span:
         """Where a value was written; else the nearest section around it; else the file."""
         while path:
-            if path in self.spans:
-                return self.spans[path]
+            if place := self.place(path):
+                return place
             path = path.rpartition(".")[0]
         return Span(self.file)
 
     def key_span(self, path: str) -> Span:
         """Where the key of a value was written; else where the value was."""
-        return self.key_spans.get(path) or self.span(path)
+        key = self.nodes[path].key if path in self.nodes else None
+        return key._replace(path=path) if key else self.span(path)
+
+    def was_relative(self, path: str) -> bool:
+        """Whether this absolute path was written from a folder."""
+        return any(node.is_relative and node.value == path for node in self.nodes.values())
 
 
 _ALL = (Target, Server, Hardware, Expectation)
@@ -201,3 +209,40 @@ def _number(item: Any) -> Any:
         return int(item)
     found = human_int(item) if isinstance(item, str) else None
     return item if found is None else found
+
+
+Key = Mapping[str, Any]
+SCHEMA: dict[str, Any] = json.loads(
+    Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
+)
+"""`$defs` has the kinds of keys, and the sections; `title` says what a value must be."""
+KINDS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
+TOP: Mapping[str, Key] = SCHEMA["properties"]
+ELSEWHERE: Mapping[str, str] = SCHEMA["x-elsewhere"]
+"""The place of what the profile does not take where a stranger would write it."""
+EVERY_KEY: Mapping[str, Key] = KINDS["speculation"]["properties"]
+BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
+    method: {
+        name: key for name, key in EVERY_KEY.items() if key.get("x-group") in (None, *known.groups)
+    }
+    for method, known in METHODS.items()
+}
+"""The keys that a block of each method takes."""
+
+
+def kind_of(key: Key) -> str:
+    """The name of what the key takes, in `$defs`."""
+    return str(key["$ref"].rpartition("/")[2])
+
+
+def words(key: Key) -> str:
+    """What the value must be, such as `an integer of at least 1`."""
+    if "enum" in key and "title" not in key:
+        *first, last = (f"`{choice}`" for choice in key["enum"] if choice is not None)
+        return f"{', '.join(first)} or {last}" if first else last
+    text = str(key.get("title") or KINDS[kind_of(key)]["title"])
+    if "items" in key and "title" not in key:
+        text += f", each item {words(key['items'])}"
+    if "maximum" in key:
+        return f"{text} from {key['minimum']:g} to {key['maximum']:g}"
+    return f"{text} of at least {key['minimum']:g}" if "minimum" in key else text

@@ -12,13 +12,22 @@ from typing import Any
 
 from specserve.diagnostics import Finding, Span
 from specserve.errors import CONTROL, UsageError, did_you_mean, quoted
-from specserve.profile import keys
-from specserve.profile.keys import ELSEWHERE, EVERY_KEY, KINDS, TOP, Key, kind_of, words
-from specserve.profile.problems import problem
-from specserve.profile.schema import SECTIONS, Profile, Speculation
+from specserve.profile.schema import (
+    BLOCK_KEYS,
+    ELSEWHERE,
+    EVERY_KEY,
+    KINDS,
+    SCHEMA,
+    SECTIONS,
+    TOP,
+    Key,
+    Profile,
+    Speculation,
+    kind_of,
+    words,
+)
 from specserve.profile.secrets import names_a_secret
-from specserve.profile.source import shown
-from specserve.profile.values import Node
+from specserve.profile.tree import Node, problem, shown
 from specserve.vllm.arguments import human_int
 from specserve.vllm.speculation import METHODS, REMOVED
 from specserve.vllm.versions import in_range
@@ -34,7 +43,7 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
     What vLLM takes and specserve does not, such as a key of another method, is not in the profile.
     """
     reader = _Reader()
-    values = reader.keys(tree, TOP, keys.SCHEMA["x-required"], "")
+    values = reader.keys(tree, TOP, SCHEMA["x-required"], "")
     try:
         in_range(values.get("vllm") or "")
     except UsageError:
@@ -42,15 +51,8 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
     if any(not finding.policy for finding in reader.found):
         return None, reader.found
     values.pop("extends", None)
-    placed = dict(tree.walk())
-    spans = {path: _at_path(node.span, path) for path, node in placed.items() if path}
-    key_spans = {path: _at_path(node.key, path) for path, node in placed.items() if node.key}
-    profile = Profile(
-        **{"file": file, "name": name_of(file), **values},
-        spans=MappingProxyType(spans),
-        key_spans=MappingProxyType(key_spans),
-        relative_paths=frozenset(node.value for node in placed.values() if node.is_relative),
-    )
+    given = {"file": file, "name": name_of(file), **values}
+    profile = Profile(**given, nodes=MappingProxyType(tree.nodes()))
     return profile, reader.found
 
 
@@ -58,11 +60,6 @@ def name_of(file: str) -> str:
     """A profile's default name: the stem in lower case, all but a-z and 0-9 made dashes."""
     stem = "stdin" if file == "-" else Path(file).stem
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "profile"
-
-
-def _at_path(span: Span, path: str) -> Span:
-    # `dataclasses.replace` takes three times as long, and a profile has a hundred places
-    return Span(span.file, span.line, span.column, span.end_line, span.end_column, path)
 
 
 class _Reader:
@@ -73,7 +70,7 @@ class _Reader:
 
     def wrong(self, code: str, message: str, span: Span, path: str, **more: Any) -> None:
         """Takes a problem of what stands at a path."""
-        self.found.append(problem(code, message, _at_path(span, path), **more))
+        self.found.append(problem(code, message, span._replace(path=path), **more))
 
     def unfit(self, node: Node, key: Key, path: str, **more: Any) -> None:
         """Takes a value that is not what its key takes."""
@@ -175,7 +172,7 @@ class _Reader:
         set_keys = {name: child for name, child in given.items() if child.value is not None}
         note = f" (method `{method}`)"
         node, needs = replace(node, value=set_keys), METHODS[method].needs
-        values = self.keys(node, keys.BLOCK_KEYS[method], needs, path, note)
+        values = self.keys(node, BLOCK_KEYS[method], needs, path, note)
         return Speculation(method, MappingProxyType(values))
 
 

@@ -20,7 +20,7 @@ from specserve.files import write_named
 from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import read
-from specserve.profile.values import meaning
+from specserve.profile.tree import meaning
 from specserve.vllm.arguments import jsonable
 
 _WIDTH = 100

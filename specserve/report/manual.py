@@ -14,7 +14,7 @@ from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError, did_you_mean, quoted
-from specserve.profile.problems import CODES
+from specserve.profile.tree import CODES
 from specserve.report.console import wrapped
 
 HOME = "https://github.com/specserve/specserve"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.rules import all_rules
-from specserve.profile.problems import NAMES
+from specserve.profile.tree import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "failure-modes.md"
 

@@ -109,7 +109,7 @@ def test_every_shipped_profile_has_a_memory_table_without_a_hub(file: Path) -> N
     assert memory is not None and memory.per_gpu_bytes.target_weights > 0
     profile, _ = examine(str(file))
     assert profile is not None
-    assert profile.target.model in ENTRIES or profile.relative_paths
+    assert profile.target.model in ENTRIES or profile.was_relative(profile.target.model)
 
 
 def test_what_nobody_published_and_a_directory_without_weights_have_no_estimate(

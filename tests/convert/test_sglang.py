@@ -11,7 +11,7 @@ from specserve.convert.convert import converted
 from specserve.convert.launch import Launch
 from specserve.convert.reading import read
 from specserve.convert.translate import translated
-from specserve.profile.values import Node
+from specserve.profile.tree import Node
 from specserve.vllm.versions import known_versions, table
 
 START = "python -m sglang.launch_server --model-path a/b "

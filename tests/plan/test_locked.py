@@ -75,7 +75,7 @@ def test_commits_take_the_place_of_revisions_and_nothing_else_changes(profile: L
     assert after.speculation.keys == {**before.speculation.keys, "revision": B}
     assert after.alternatives["head"].keys["revision"] == C
     assert after.alternatives["look"] == before.alternatives["look"]
-    assert (after.spans, after.engine, after.server) == (before.spans, before.engine, before.server)
+    assert (after.nodes, after.engine, after.server) == (before.nodes, before.engine, before.server)
 
 
 def test_what_the_lock_does_not_have_is_told_and_left_alone(profile: Load, lock: Lock) -> None:

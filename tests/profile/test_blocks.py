@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.profile.keys import EVERY_KEY
 from specserve.profile.load import examine, load_profile
+from specserve.profile.schema import EVERY_KEY
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
 

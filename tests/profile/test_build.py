@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.profile.source import parse
-from specserve.profile.values import Node
+from specserve.profile.tree import Node, parse
 
 Problems = Callable[..., list[str]]
 

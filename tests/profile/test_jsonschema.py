@@ -13,10 +13,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from specserve.profile.keys import BLOCK_KEYS
-from specserve.profile.keys import SCHEMA as _SCHEMA
 from specserve.profile.load import examine
-from specserve.profile.schema import SECTIONS, Expectation, defaults_of
+from specserve.profile.schema import BLOCK_KEYS, SECTIONS, Expectation, defaults_of
+from specserve.profile.schema import SCHEMA as _SCHEMA
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]

@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import ProfileError
-from specserve.profile.keys import BLOCK_KEYS, EVERY_KEY, KINDS, TOP, Key, kind_of
 from specserve.profile.load import examine, load_profile, with_alternative
-from specserve.profile.schema import SECTIONS, defaults_of
+from specserve.profile.schema import BLOCK_KEYS, EVERY_KEY, KINDS, SECTIONS, TOP, Key, defaults_of, kind_of
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.profile.source import MAX_BYTES, parse
+from specserve.profile.source import MAX_BYTES
+from specserve.profile.tree import parse
 
 Problems = Callable[..., list[str]]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import Span
-from specserve.profile.values import Node, merged
+from specserve.profile.tree import Node, merged
 
 _HERE = Span("x")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import parse
-from specserve.profile.values import Node
+from specserve.profile.tree import Node, parse
 from specserve.profile.writer import Commented, comment, with_section, yaml_text
 from specserve.vllm.arguments import jsonable
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,15 +53,15 @@ PASSED, BROKEN = ProfileVerdict("a.yaml", "a", "0", "ok"), ProfileVerdict("b.yam
         (Report(verdicts=(PASSED, PASSED)), "All checks passed: 2 profiles"),
         (Report(verdicts=(PASSED,), suppressed=2), "All checks passed: 1 profile, 2 ignored"),
         (
-            Report((replace(ERROR, severity=Severity.INFO),), verdicts=(PASSED,)),
+            Report((ERROR._replace(severity=Severity.INFO),), verdicts=(PASSED,)),
             "All checks passed: 1 profile, 1 info",
         ),
         (
-            Report((ERROR, ERROR, replace(ERROR, severity=Severity.WARNING)), verdicts=(PASSED, PASSED)),
+            Report((ERROR, ERROR, ERROR._replace(severity=Severity.WARNING)), verdicts=(PASSED, PASSED)),
             "Found 2 errors, 1 warning in 2 profiles",
         ),
         (
-            Report((replace(ERROR, code="SD002"),), verdicts=(BROKEN,)),
+            Report((ERROR._replace(code="SD002"),), verdicts=(BROKEN,)),
             "Found 1 error in 1 profile, some rules not run because a file is invalid",
         ),
     ],

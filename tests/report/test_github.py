@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def test_a_run_of_lint_is_valid(write: Callable[..., Path]) -> None:
 
 
 def test_every_code_has_a_description_for_code_scanning() -> None:
-    findings = [replace(FINDING, code=code) for code in pages()]
+    findings = [FINDING._replace(code=code) for code in pages()]
     rules = log(*findings)["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(pages())
     for rule in rules:
@@ -73,14 +72,14 @@ def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, uri: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = log(replace(FINDING, span=replace(AT, file=name)))["results"][0]
+    result = log(FINDING._replace(span=AT._replace(file=name)))["results"][0]
     place = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert place["uri"] == uri
     assert ("uriBaseId" in place) is not uri.startswith("file:")
 
 
 def test_what_is_no_file_has_a_logical_place_only() -> None:
-    result = log(replace(FINDING, span=Span("-", 3, 1, 3, 2)))["results"][0]
+    result = log(FINDING._replace(span=Span("-", 3, 1, 3, 2)))["results"][0]
     assert result["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "-"}]}]
 
 
@@ -89,9 +88,9 @@ def test_what_is_no_file_has_a_logical_place_only() -> None:
     name=st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), max_size=20),
 )
 def test_any_text_gives_a_valid_log(text: str, name: str) -> None:
-    related = (Related(replace(AT, file=f"y{name}"), text), Related(AT))
-    span = replace(AT, file=f"x{name}", path=text)
-    run = log(replace(FINDING, span=span, message=text or "m", label=text, notes=(text,), related=related))
+    related = (Related(AT._replace(file=f"y{name}"), text), Related(AT))
+    span = AT._replace(file=f"x{name}", path=text)
+    run = log(FINDING._replace(span=span, message=text or "m", label=text, notes=(text,), related=related))
     assert len(run["results"]) == 1
 
 
@@ -109,7 +108,7 @@ def parsed(command: str) -> tuple[str, dict[str, str], str]:
 
 
 def test_columns_are_left_out_where_a_finding_spans_lines() -> None:
-    over = replace(FINDING, span=Span("child.yaml", 5, 31, 7, 4))
+    over = FINDING._replace(span=Span("child.yaml", 5, 31, 7, 4))
     _, properties, _ = parsed(github([over]))
     assert set(properties) == {"title", "file", "line", "endLine"}
     assert properties["endLine"] == "7"
@@ -117,7 +116,7 @@ def test_columns_are_left_out_where_a_finding_spans_lines() -> None:
 
 @pytest.mark.parametrize("name", ["-", "--set server.port", "<command>"])
 def test_what_is_no_file_has_no_place(name: str) -> None:
-    _, properties, text = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
+    _, properties, text = parsed(github([FINDING._replace(span=AT._replace(file=name))]))
     assert set(properties) == {"title"}
     assert text.startswith(f"{name}:5:31: ")
 
@@ -129,5 +128,5 @@ def test_a_file_is_seen_from_the_repository_wherever_the_step_runs(
     (tmp_path / "serving" / "configs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "serving")
     for name in ("configs/a.yaml", "./configs/../configs/a.yaml", str(tmp_path / "serving/configs/a.yaml")):
-        _, properties, _ = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
+        _, properties, _ = parsed(github([FINDING._replace(span=AT._replace(file=name))]))
         assert properties["file"] == "serving/configs/a.yaml"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,10 +21,10 @@ from tests.report.conftest import Terminal
 Write = Callable[..., Path]
 
 
-def finding(file: Path, line: int, start: int, end: int, **more: object) -> Finding:
+def finding(file: Path, line: int, start: int, end: int, **more: Any) -> Finding:
     span = Span(str(file), line, start, line, end)
     base = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", span)
-    return replace(base, **more)  # type: ignore[arg-type]
+    return base._replace(**more)
 
 
 def plain(*findings: Finding) -> str:
@@ -102,7 +102,7 @@ def test_colours_are_for_terminals_that_want_them(write: Write, monkeypatch: pyt
 def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:
     file = write("a: 1\nb: 2")
     info = finding(file, 1, 1, 2, severity=Severity.INFO, code="SD113", help="pin it", notes=("why",))
-    text = plain(info, finding(file, 2, 1, 2), replace(info, message="another"))
+    text = plain(info, finding(file, 2, 1, 2), info._replace(message="another"))
     assert text.splitlines() == [
         "error[SD104]: draft is split",
         f" --> {file}:2:1",

@@ -12,8 +12,7 @@ import yaml
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Severity
-from specserve.profile.keys import TOP
-from specserve.profile.schema import SECTIONS, defaults_of
+from specserve.profile.schema import SECTIONS, TOP, defaults_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from gen_reference import EXAMPLES

@@ -18,7 +18,7 @@ from specserve.errors import UsageError
 from specserve.plan.launchplan import shell
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import parse
+from specserve.profile.tree import parse
 from specserve.profile.validate import read_profile
 from specserve.sglang.options import ARGUMENTS, LEFT_OUT, OPTIONS, SAME, launch_sglang
 from specserve.vllm.arguments import human_int

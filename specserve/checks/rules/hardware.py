@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def too_few_accelerators(ctx: Context) -> Violations:
     """The model is split over more accelerators than there are."""
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, _ranks_started(ctx.profile)
-    spans, backend = ctx.profile.spans, ctx.engine.get("distributed_executor_backend", "mp")
-    is_said = hardware and (hardware.accelerator or "hardware.count" in spans)
+    backend = ctx.engine.get("distributed_executor_backend", "mp")
+    is_said = hardware and (hardware.accelerator or "hardware.count" in ctx.profile.nodes)
     if machine is not None:
         nodes, there, is_cpu = machine.nodes, machine.count * machine.nodes, machine.is_cpu
     elif hardware and is_said and backend in ("mp", "uni"):  # Ray may look elsewhere

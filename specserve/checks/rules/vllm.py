@@ -174,4 +174,4 @@ def _written(ctx: Context, judged: VllmVerdict, argument: str) -> str | None:
     if not argument.startswith("speculative_config."):
         sections = ("target", "engine", "frontend", "server")
         places = [*(f"{section}.{key}" for section in sections), *places]
-    return next((place for place in places if place in ctx.profile.spans), None)
+    return next((place for place in places if place in ctx.profile.nodes), None)
