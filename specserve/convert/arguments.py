@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specserve.convert.words import (
     LONGEST_SHOWN,
     OBJECT,
     UNKNOWN,
-    NotJson,
     Word,
     adds_options,
     finding,
     json_node,
     json_of_pairs,
-    parts_if,
+    parts_of,
     plain,
     readable,
 )
@@ -83,8 +82,6 @@ class Setting:
     written: str
     """`--tensor-parallel-size`, or the keyword."""
     argument: Argument | None = None
-    inline: bool = False
-    """The value follows a `=`, in one word with the option."""
 
     @property
     def place(self) -> Span:
@@ -92,31 +89,19 @@ class Setting:
         return self.node.key or self.node.span
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(NamedTuple):
     """The word that opens an option, and what the word itself says of a value."""
 
-    flag: str
-    """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
+    flag: str  # `--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out
     word: Word
-    argument: Argument | None = None
-    """None if no vLLM has it."""
-    negative: bool = False
-    """`--no-x`."""
-    keys: tuple[str, ...] = ()
+    name: str  # vLLM's name of the argument; for an unknown one, what it would be
+    form: str | None  # how its value stands on a command line; None for an option that no vLLM has
+    argument: Argument | None
+    negative: bool  # `--no-x`
+    keys: Sequence[str]
     """`a`, `b` of `--x.a.b`; the last one ends in `+` if the value is one more item of a list."""
-    value: Word | None = None
+    value: Word | None
     """What stands behind a `=`."""
-
-    @property
-    def name(self) -> str:
-        """vLLM's name of the argument; for an unknown one, what it would be."""
-        return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
-
-    @property
-    def form(self) -> str | None:
-        """How its value stands on a command line; None for an option that no vLLM has."""
-        return "value" if self.keys else self.argument.form if self.argument else None
 
 
 def command_settings(
@@ -134,7 +119,9 @@ def command_settings(
     `positional`: False for a program without a model among its words, where each word belongs to
     the option before it.
     """
-    settings, loose = _options(words, known, found, unresolved, positional=positional)
+    reader = _Reader(known, found, unresolved)
+    reader.read(words, positional=positional)
+    settings, loose = reader.settings, reader.loose
     has_model = "model" in settings
     models = [word for word, before in loose if positional and not (before and has_model)]
     certain = [word for word in models if not UNKNOWN.search(word.text)]
@@ -146,151 +133,38 @@ def command_settings(
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            help = None
-            if before and before.form == "flag":
-                help = f"`{before.flag}` is a switch and takes no value"
+            is_switch = before and before.form == "flag"
+            help = (
+                f"`{before.flag}` is a switch and takes no value" if before and is_switch else None
+            )
             text = f"{quoted(word.text)} belongs to no option"
             unresolved.append(finding("SD102", text, word.span, help=help))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
-    if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
-        text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
-        help = "write it as two words"
-        found.append(finding("SD005", text, config.node.span, help=help))
+    name, place = config.node.value, config.node.span
+    if UNKNOWN.search(name):
+        unresolved.append(left_open(Word(name, place)))
         return settings
-    more = _words_of_file(config, config.node.value, folder, unresolved)
+    try:
+        with open_regular(folder / name) as stream:
+            tree, problems = parse(stream.read(MAX_BYTES + 1), file=name)
+    except (OSError, ValueError) as error:
+        text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
+        help = "put the arguments on the command line"
+        unresolved.append(finding("SD005", text, place, help=help))
+        return settings
+    unresolved += problems
+    more = words_of(tree) if tree else []
     of_file = command_settings(more, known, folder=folder, found=found, unresolved=unresolved)
     return {**of_file, **settings}
 
 
-def _options(
-    words: Sequence[Word],
-    known: Known,
-    found: list[Finding],
-    unresolved: list[Finding],
-    *,
-    positional: bool,
-) -> tuple[dict[str, Setting], list[tuple[Word, _Option | None]]]:
-    """The settings, and the words of no option with the option before each."""
-    given: list[tuple[_Option, Node]] = []
-    loose: list[tuple[Word, _Option | None]] = []
-    before: _Option | None = None
-
-    def is_option(word: Word) -> bool:
-        return adds_options(word.text) or looks_like_option(word.text, known)
-
-    at = 0
-    while at < len(words):
-        word, at = words[at], at + 1
-        if adds_options(word.text) or not is_option(word):
-            loose.append((word, None if adds_options(word.text) else before))
-            continue
-        option = before = _opened(word, known)
-        most = {"many": len(words), None: 1 if positional else len(words)}.get(option.form, 1)
-        if option.form == "flag":
-            most = int(at < len(words) and words[at].text.lower() in _ANSWERS)
-        values = [option.value] if option.value else []
-        while not option.value and len(values) < most and at < len(words):
-            if is_option(words[at]):
-                break
-            values.append(words[at])
-            at += 1
-        if (node := _node(option, values, found, unresolved)) is not None:
-            given.append((option, node))
-        if option.name == "api_key":  # the profile keeps one key; behind it may be options
-            unresolved += [left_open(item) for item in values[1:] if UNKNOWN.search(item.text)]
-    settings: dict[str, Setting] = {}
-    dotted: set[str] = set()
-    for option, node in sorted(given, key=lambda one: bool(one[0].keys)):  # vLLM appends these
-        name, is_inline = option.name, option.value is not None
-        setting = Setting(name, node, option.flag, option.argument, inline=is_inline)
-        earlier = settings.get(name)
-        if earlier and (name in dotted or option.form == "append"):
-            setting = replace(setting, node=merged(earlier.node, node))
-        elif earlier:
-            found.append(said_twice(earlier.place, setting))
-        dotted |= {name} if option.keys else set()
-        settings[name] = setting
-    return settings, loose
-
-
-def looks_like_option(text: str, known: Known) -> bool:
-    """argparse's rule: a dash makes an option, but for negative numbers and texts with spaces."""
-    if not text.startswith("-") or len(text) == 1:
-        return False
-    head, sign, _ = text.partition("=")
-    if text in known or head in known or (text.startswith("--") and sign and " " not in head):
-        return True
-    return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
-
-
-def _opened(word: Word, known: Known) -> _Option:
-    """The option that a word opens."""
-    text = word.text
-    cut = text.find("=") if text not in known else -1
-    head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
-    if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
-        value = value or (word.part(2) if text != "-O" else None)
-        option = _opened(Word("--optimization-level", word.span), known)
-        return replace(option, word=word.part(0, 2), value=value)
-    flag, *keys = [head.text] if _NEGATIVE_NUMBER.fullmatch(head.text) else head.text.split(".")
-    if flag.startswith("--"):
-        flag = "--" + flag.removeprefix("--").replace("_", "-")
-        longer = [name for name in known if name.startswith(flag)] if len(flag) > len("--") else []
-        if flag not in known and len(longer) == 1:  # argparse completes it
-            flag = longer[0]
-    argument, negative = known.get(flag, (None, False))
-    return _Option(flag, head, argument, negative, tuple(keys), value)
-
-
-def left_open(word: Word) -> Finding:
-    """An error about a word that the source does not say, or says under a condition."""
-    if parts := parts_if(word.text):
-        added, condition = (quoted(part, LONGEST_SHOWN) for part in parts)
-        text = f"the source adds {added} only if {condition}"
-        help = "write it as keys of the profile if it holds"
-        return finding("SD105", text, word.span, help=help)
-    text = f"the source does not say what {quoted(readable(word.text), LONGEST_SHOWN)} is"
-    return finding("SD105", text, word.span, help="write its value")
-
-
-def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
-    """A setting that stands in two places, of which the later wins, or which vLLM refuses."""
-    related = Related(earlier, "and here" if refused else "this one has no effect")
-    severity = Severity.ERROR if refused else Severity.WARNING
-    what = (
-        "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
-    )
-    text, help = f"`{later.written}` {what}", "leave one of them out"
-    return finding("SD004", text, later.place, severity, related=(related,), help=help)
-
-
-def _words_of_file(
-    config: Setting, name: str, folder: Path, unresolved: list[Finding]
-) -> list[Word]:
-    """A file of arguments as vLLM makes words of it: `tensor-parallel-size: 4` is two words.
+def words_of(tree: Node) -> list[Word]:
+    """The words that vLLM makes of the arguments in a file: `seed: 4` is two words.
 
     Source: `load_config_file`, vllm/utils/argparse_utils.py, 0.32.
     """
-    if UNKNOWN.search(name):
-        unresolved.append(left_open(Word(name, config.node.span)))
-        return []
-    try:
-        with open_regular(folder / name) as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
-        help = "put the arguments on the command line"
-        unresolved.append(finding("SD005", text, config.node.span, help=help))
-        return []
-    tree, problems = parse(data, file=name)
-    unresolved += problems
-    return words_of(tree) if tree else []
-
-
-def words_of(tree: Node) -> list[Word]:
-    """The words that vLLM makes of the arguments in a file."""
     words: list[Word] = []
     for key, node in (tree.mapping or {}).items():
         flag = f"--no-{key}" if node.value is False else f"--{key}"
@@ -305,69 +179,162 @@ def words_of(tree: Node) -> list[Word]:
     return words
 
 
+class _Reader:
+    """The settings of a command line, and the words of no option with the option before each."""
+
+    def __init__(self, known: Known, found: list[Finding], unresolved: list[Finding]) -> None:
+        self.known, self.found, self.unresolved = known, found, unresolved
+        self.settings: dict[str, Setting] = {}
+        self.loose: list[tuple[Word, _Option | None]] = []
+
+    def read(self, words: Sequence[Word], *, positional: bool) -> None:
+        """Reads all words, once."""
+        given: list[tuple[_Option, Node]] = []
+        before: _Option | None = None
+        at = 0
+        while at < len(words):
+            word, at = words[at], at + 1
+            if adds_options(word.text) or not self._is_option(word):
+                self.loose.append((word, None if adds_options(word.text) else before))
+                continue
+            option = before = self._opened(word)
+            most = {"many": len(words), None: 1 if positional else len(words)}.get(option.form, 1)
+            if option.form == "flag":
+                most = int(at < len(words) and words[at].text.lower() in _ANSWERS)
+            values = [option.value] if option.value else []
+            while not option.value and len(values) < most and at < len(words):
+                if self._is_option(words[at]):
+                    break
+                values.append(words[at])
+                at += 1
+            if option.name == "config" and option.value:  # `_pull_args_from_config`, 0.26 to 0.33
+                text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
+                help = "write it as two words"
+                self.found.append(finding("SD005", text, option.value.span, help=help))
+            elif (node := self._node(option, values)) is not None:
+                given.append((option, node))
+            if option.name == "api_key":  # the profile keeps one key; behind it may be options
+                later = (item for item in values[1:] if UNKNOWN.search(item.text))
+                self.unresolved += map(left_open, later)
+        dotted: set[str] = set()
+        for option, node in sorted(given, key=lambda one: bool(one[0].keys)):  # vLLM appends these
+            name = option.name
+            setting = Setting(name, node, option.flag, option.argument)
+            earlier = self.settings.get(name)
+            if earlier and (name in dotted or option.form == "append"):
+                setting = replace(setting, node=merged(earlier.node, node))
+            elif earlier:
+                self.found.append(said_twice(earlier.place, setting))
+            dotted |= {name} if option.keys else set()
+            self.settings[name] = setting
+
+    def _is_option(self, word: Word) -> bool:
+        """argparse's rule: a dash makes an option, but for negative numbers and spaced texts."""
+        text, (head, sign, _) = word.text, word.text.partition("=")
+        if adds_options(text) or not text.startswith("-") or len(text) == 1:
+            return adds_options(text)
+        if {text, head} & self.known.keys() or (text[:2] == "--" and sign and " " not in head):
+            return True
+        return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
+
+    def _opened(self, word: Word) -> _Option:
+        """The option that a word opens."""
+        text, known = word.text, self.known
+        cut = text.find("=") if text not in known else -1
+        head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
+        if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
+            value = value or (word.part(2) if text != "-O" else None)
+            option = self._opened(Word("--optimization-level", word.span))
+            return option._replace(word=word.part(0, 2), value=value)
+        flag, *keys = [head.text] if _NEGATIVE_NUMBER.fullmatch(head.text) else head.text.split(".")
+        if flag.startswith("--"):
+            flag = "--" + flag.removeprefix("--").replace("_", "-")
+            longer = [name for name in known if name.startswith(flag) and flag != "--"]
+            if flag not in known and len(longer) == 1:  # argparse completes it
+                flag = longer[0]
+        argument, negative = known.get(flag, (None, False))
+        name = argument.name if argument else flag.lstrip("-").replace("-", "_")
+        form = "value" if keys else argument.form if argument else None
+        return _Option(flag, head, name, form, argument, negative, keys, value)
+
+    def _node(self, option: _Option, values: Sequence[Word]) -> Node | None:
+        """The value of an option at its place; None and a finding if it has no usable one."""
+        argument, flag, key = option.argument, option.flag, option.word.span
+        form = option.form or ("many" if len(values) > 1 else "json_or_str")
+        if not values and option.form not in (None, "flag", "optional_value"):
+            self._unread(option, key, f"`{flag}` needs a value")
+            return None
+        if not values or form == "flag":
+            value = not option.negative
+            if values:
+                value = _ANSWERS.get(values[0].text.lower(), True) is not option.negative
+                now = flag_of(option.name if value else f"no_{option.name}")
+                text = f"`{flag} {values[0].text}` is `{now}` today: a switch takes no value"
+                self.found.append(finding("SD102", text, values[0].span, help=f"write `{now}`"))
+            return Node(value, key, key)
+        word, text, span = values[0], values[0].text, values[0].span
+        items = [Node(_scalar(item.text, argument), item.span, raw=item.text) for item in values]
+        node: Node | None = items[0]
+        if option.keys:
+            node = _dotted(option, word)
+        elif form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
+            node = self._json(option, word)
+        elif form == "comma":
+            parts = [Node(_scalar(part, argument), span, raw=part) for part in text.split(",")]
+            node = Node(parts, span)
+        elif form in ("many", "append"):
+            last = items[-1].span
+            node = Node(items, span._replace(end_line=last.end_line, end_column=last.end_column))
+        return node and replace(node, key=key)
+
+    def _json(self, option: _Option, word: Word) -> Node | None:
+        """The value of an option that takes JSON; None and a finding if it is none."""
+        text, flag = word.text, option.flag
+        try:
+            return Node(None, word.span) if text in ("", "None") else json_node(word)
+        except ValueError as error:
+            if made := json_of_pairs(text):
+                said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
+                self.found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
+                return json_node(Word(made, word.span))
+            if UNKNOWN.search(text):
+                reads = quoted(readable(text), LONGEST_SHOWN)
+                said = f"the source does not say the value of `{flag}`: it reads {reads}"
+                self._unread(option, word.span, said, "write its value")
+                return None
+            said = f"the value of `{flag}` is not JSON: {error}"
+            self._unread(option, word.span, said, _EXAMPLE)
+            return None
+
+    def _unread(self, option: _Option, span: Span, text: str, help: str | None = None) -> None:
+        """Reports an argument that a profile will not have, as its value cannot be read."""
+        path = place_of(option.name, newest()) if option.argument else ""
+        self.unresolved.append(finding("SD105", text, span._replace(path=path), help=help))
+
+
+def left_open(word: Word) -> Finding:
+    """An error about a word that the source does not say, or says under a condition."""
+    said, condition = (quoted(part, LONGEST_SHOWN) for part in parts_of(word.text))
+    if condition == "``":
+        text = f"the source does not say what {said} is"
+        return finding("SD105", text, word.span, help="write its value")
+    text, help = f"the source adds {said} only if {condition}", "write it as keys of the profile"
+    return finding("SD105", text, word.span, help=f"{help} if it holds")
+
+
+def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
+    """A setting that stands in two places, of which the later wins, or which vLLM refuses."""
+    related = Related(earlier, "and here" if refused else "this one has no effect")
+    severity = Severity.ERROR if refused else Severity.WARNING
+    what = "is said twice, which vLLM refuses"
+    text = f"`{later.written}` {what if refused else 'occurs twice, and the later one wins'}"
+    help = "leave one of them out"
+    return finding("SD004", text, later.place, severity, related=(related,), help=help)
+
+
 def place_of(name: str, table: VllmTable) -> str:
     """The dotted path of a profile that holds an argument."""
     return _PLACES.get(name, f"{'frontend' if name in table.frontend else 'engine'}.{name}")
-
-
-def _unread(text: str, option: _Option, span: Span, help: str | None = None) -> Finding:
-    """An error about an argument that a profile will not have, as its value cannot be read."""
-    path = place_of(option.name, newest()) if option.argument else ""
-    return finding("SD105", text, span._replace(path=path), help=help)
-
-
-def _node(
-    option: _Option, values: Sequence[Word], found: list[Finding], unresolved: list[Finding]
-) -> Node | None:
-    """The value of an option at its place; None and a finding if it has no usable one."""
-    argument, flag, key = option.argument, option.flag, option.word.span
-    form = option.form or ("many" if len(values) > 1 else "json_or_str")
-    if not values and option.form not in (None, "flag", "optional_value"):
-        unresolved.append(_unread(f"`{flag}` needs a value", option, key))
-        return None
-    if not values or form == "flag":
-        value = not option.negative
-        if values:
-            value = _ANSWERS.get(values[0].text.lower(), True) is not option.negative
-            now = flag_of(option.name if value else f"no_{option.name}")
-            text = f"`{flag} {values[0].text}` is `{now}` today: a switch takes no value"
-            found.append(finding("SD102", text, values[0].span, help=f"write `{now}`"))
-        return Node(value, key, key)
-    word, text, span = values[0], values[0].text, values[0].span
-    items = [Node(_scalar(item.text, argument), item.span, raw=item.text) for item in values]
-    node: Node | None = items[0]
-    if option.keys:
-        node = _dotted(option, word)
-    elif form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
-        node = _json(option, word, found, unresolved)
-    elif form == "comma":
-        parts = [Node(_scalar(part, argument), span, raw=part) for part in text.split(",")]
-        node = Node(parts, span)
-    elif form in ("many", "append"):
-        last = items[-1].span
-        node = Node(items, span._replace(end_line=last.end_line, end_column=last.end_column))
-    return node and replace(node, key=key)
-
-
-def _json(
-    option: _Option, word: Word, found: list[Finding], unresolved: list[Finding]
-) -> Node | None:
-    """The value of an option that takes JSON; None and a finding if it is none."""
-    text, flag = word.text, option.flag
-    try:
-        return Node(None, word.span) if text in ("", "None") else json_node(word)
-    except NotJson as error:
-        if made := json_of_pairs(text):
-            said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
-            found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
-            return json_node(Word(made, word.span))
-        said, help = f"the value of `{flag}` is not JSON: {error}", _EXAMPLE
-        if UNKNOWN.search(text):
-            reads = quoted(readable(text), LONGEST_SHOWN)
-            said = f"the source does not say the value of `{flag}`: it reads {reads}"
-            help = "write its value"
-        unresolved.append(_unread(said, option, word.span, help))
-        return None
 
 
 def _scalar(text: str, argument: Argument | None) -> Scalar:
@@ -394,7 +361,7 @@ def _dotted(option: _Option, word: Word) -> Node:
     else:
         try:
             node = json_node(word)
-        except NotJson:
+        except ValueError:
             number = human_int(word.text)
             node = Node(word.text if number is None else number, word.span, raw=word.text)
     for key in reversed(option.keys):

@@ -40,7 +40,6 @@ _LAUNCH = ("plan", "up", "render")
 """Commands of specserve that need a server that answers."""
 _SECRETS = ("api_key", "hf_token")
 _NGRAM = ("ngram", "[ngram]")
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
 
 
@@ -54,10 +53,7 @@ def remember(words: Sequence[str], *, asked: str = "check") -> str:
         hint = "use the first node's command; `specserve check -- …` can check this one"
         raise UsageError(f"{text}; `{asked}` needs a server that answers", hint=hint)
 
-    def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
-        return profile_of(words, settings=settings, asked=asked)
-
-    MAKERS[COMMAND] = made
+    MAKERS[COMMAND] = lambda settings: profile_of(words, settings=settings, asked=asked)
     return COMMAND
 
 
@@ -211,34 +207,19 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
         return config
     given = config.mapping.items()
     keys = {name.replace("-", "_"): node for name, node in given if node.value is not None}
-    model, written = (_text(keys.get(name)) for name in ("model", "method"))
-    name = written
-    if "method" not in keys and (name := inferred_method(model)):
+    texts = {name: node.value for name, node in keys.items() if isinstance(node.value, str)}
+    model, name = texts.get("model", ""), texts.get("method", "")
+    if "method" not in keys and model:  # vLLM tells it by the model, here by its name
+        change = retyped("draft_model", model)
+        name = change[0] if change else "draft_model"
+        name = "mtp" if _GEMMA_ASSISTANT.search(model) else "ngram" if model in _NGRAM else name
         keys = {"method": Node(name, keys["model"].span, key=config.key), **keys}
-    elif written == "[ngram]" or (written or "").endswith("_mtp"):
-        name = "ngram" if written == "[ngram]" else "mtp"
+    elif name == "[ngram]" or name.endswith("_mtp"):
+        text, name = f"`method: {name}` is an old name of", "mtp" if "_" in name else "ngram"
         keys["method"] = replace(keys["method"], value=name, raw=name)
-        text, place = f"`method: {written}` is an old name of `{name}`", keys["method"].span
-        found.append(finding("SD006", text, place, Severity.WARNING, help=f"write `{name}`"))
-    method = METHODS.get(name or "")
+        place, help = keys["method"].span, f"write `{name}`"
+        found.append(finding("SD006", f"{text} `{name}`", place, Severity.WARNING, help=help))
+    method = METHODS.get(name)
     if method and method.draft == "text" and model in _NGRAM:
         keys.pop("model")  # another name of the method
     return replace(config, value=keys)
-
-
-def inferred_method(model: str | None) -> str | None:
-    """The method of a block without one that vLLM takes, as far as the model's name tells."""
-    if model is None:
-        return None
-    if model in _NGRAM:
-        return "ngram"
-    if _IMPORT_PATH.fullmatch(model):
-        return "custom_class"
-    if _GEMMA_ASSISTANT.search(model):
-        return "mtp"
-    change = retyped("draft_model", model)
-    return change[0] if change else "draft_model"
-
-
-def _text(node: Node | None) -> str | None:
-    return node.value if node and isinstance(node.value, str) else None

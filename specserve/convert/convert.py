@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.convert.arguments import Setting, place_of
+from specserve.convert.arguments import place_of
 from specserve.convert.command import Sections, as_tree, profile_sections
 from specserve.convert.launch import Launch
 from specserve.convert.translate import translated
@@ -17,7 +17,6 @@ from specserve.convert.words import (
     LONGEST_SHOWN,
     UNKNOWN,
     Note,
-    Word,
     finding,
     plain,
     readable,
@@ -42,7 +41,6 @@ _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what
 _SGLANG_PORT = 30_000
 _TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
 _RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\b")
-_OWN_IMAGE = re.compile(r"(docker\.io/)?vllm/vllm-openai:v\d+\.\d+\.0")
 _PATHS = frozenset(
     "model tokenizer chat_template download_dir hf_config_path generation_config lora_modules "
     "speculative_config allowed_local_media_path tool_parser_plugin reasoning_parser_plugin "
@@ -74,8 +72,15 @@ def converted(given: Launch, *, origin: str) -> Converted:
     known, versions = _image_table(given, notes)
     given = _on_host(translated(given, table=known), known)
     notes += given.notes
+    refused: list[Finding] = []
+    env = _kept_environment(given, notes)
+    sections, block = profile_sections(given.settings, table=known, env=env, found=refused)
+    notes += [Note("", item.message, item.span.line) for item in refused]
+    notes += _keep_on_loopback(sections.setdefault("server", {}), given)
+    sections["hardware"] = {**sections.get("hardware", {}), **given.hardware}
+    notes += _set_nodes(sections)
     found: list[Finding] = []
-    tree = _tree(given, known, notes)
+    tree = as_tree(sections, block, given.place)
     tree = _complete(tree, notes, found) or tree
     there = set(tree.nodes())
     for at, item in enumerate(given.unresolved):
@@ -90,8 +95,8 @@ def converted(given: Launch, *, origin: str) -> Converted:
     for item in found:
         help = f"; {item.help}" if item.help else ""
         head.append(f"- {OPEN_MARK}: {_harmless(item.message + help)}")
-    sections = {"vllm": versions, **plain(tree)}
-    ordered = {name: sections[name] for name in _ORDER if sections.get(name) is not None}
+    made = {"vllm": versions, **plain(tree)}
+    ordered = {name: made[name] for name in _ORDER if made.get(name) is not None}
     text = yaml_text(ordered, head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
 
@@ -106,18 +111,15 @@ def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | Non
 
     Without one that specserve knows: the newest, and None.
     """
-    image, release = given.image, _RELEASE.match(given.version)
+    image, release, line = given.image, _RELEASE.match(given.version), 0
     if image is None and release is None:
         return newest(), None
-    what, line, keep = f"the server, which is vLLM {given.version}", 0, ""
+    what, keep = f"the server, which is vLLM {given.version}", ""
     if image:
-        release, line = _TAG.search(image.text), image.span.line
-        what = f"the image {quoted(readable(image.text))}"
-        if not unresolved(image.text):
-            keep = f"; `specserve render --image {image.text}` keeps it"
+        release, line, name = _TAG.search(image.text), image.span.line, readable(image.text)
+        what, keep = f"the image {quoted(name)}", f"; `specserve render --image {name}` keeps it"
     found = table(f"{release[1]}.{release[2]}") if release else newest()
     if release and found.exact and given.engine == "vllm":
-        keep = "" if image and _OWN_IMAGE.fullmatch(image.text) else keep
         notes.append(Note("vllm", f"from {what}{keep}", line))
         return found, f">={release[1]}.{release[2]},<{release[1]}.{int(release[2]) + 1}"
     judged = ", ".join(judged_versions(None))
@@ -133,19 +135,13 @@ def _on_host(given: Launch, known: VllmTable) -> Launch:
     """
     settings, env = dict(given.settings), dict(given.env)
     notes, errors = list(given.notes), list(given.unresolved)
-    used: set[tuple[str, str] | None] = set()
-
-    def is_on_host(path: str) -> bool:
-        held = given.mount_of(path)
-        used.add(held)
-        return bool(held and held[0])
 
     def mapped(node: Node, path: str) -> Node:
         found = _PATH.search(str(node.value))
         if found is None or UNKNOWN.fullmatch(found.string):
             return node
-        if is_on_host(found[2]):
-            text = found.string[: found.start(2)] + given.on_host(found[2])
+        if host := given.on_host(found[2]):
+            text = found.string[: found.start(2)] + host
             if not UNKNOWN.search(text):
                 said = f"it is {quoted(found[2])} in the source's container"
                 notes.append(Note(path, said, node.span.line))
@@ -162,23 +158,25 @@ def _on_host(given: Launch, known: VllmTable) -> Launch:
         return replace(node, value=os.path.normpath(path), raw=None)
 
     change = mapped if given.is_contained else whole if given.folder else None
-    for name, setting in given.settings.items() if change else ():
-        folder = str(setting.node.value) if name == "download_dir" else ""
-        if given.is_contained and folder.startswith("/") and not is_on_host(folder):
-            text = f"`{setting.written} {folder}` is left out: the host does not have this path"
+    for name in [name for name in settings if name in _PATHS] if change else ():
+        setting, value = settings[name], str(settings[name].node.value)
+        is_cache = given.is_contained and name == "download_dir" and value.startswith("/")
+        if is_cache and not given.on_host(value):
+            text = f"`{setting.written} {value}` is left out: the host does not have this path"
             notes.append(Note("", f"{text} of the container", setting.place.line))
             del settings[name]
-        elif name in _PATHS and change:
+        elif change:
             node = _each(setting.node, place_of(name, known), change)
             settings[name] = replace(setting, node=node)
     for name, word in given.env.items() if given.is_contained else ():
         if word.text.startswith("/"):
-            host = readable(given.on_host(word.text))
-            where = f", {quoted(host)} on the host" if is_on_host(word.text) else ""
+            host = given.on_host(word.text)
+            where = f", {quoted(readable(host))} on the host" if host else ""
             text = f"`{name}` is left out: {quoted(word.text)} is a path of the container{where}"
             notes.append(Note("", text, word.span.line))
             del env[name]
-    volumes = (f"volume {':'.join(filter(None, one))}" for one in given.mounts if one not in used)
+    mounts = (one for one in given.mounts if one[1] not in given.used)
+    volumes = (f"volume {':'.join(filter(None, one))}" for one in mounts)
     left = dict.fromkeys(map(readable, [*volumes, *given.left_out]))
     if left:
         text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
@@ -198,34 +196,13 @@ def _each(node: Node, path: str, change: Callable[[Node, str], Node]) -> Node:
     return change(node, path) if isinstance(node.value, str) else node
 
 
-def _tree(given: Launch, known: VllmTable, notes: list[Note]) -> Node:
-    """The profile's tree, not open to everybody."""
-    settings = dict(given.settings)
-    refused: list[Finding] = []
-    env = _kept_environment(given.env, notes, has_key="api_key" in settings)
-    sections, block = profile_sections(settings, table=known, env=env, found=refused)
-    notes += [Note("", item.message, item.span.line) for item in refused]
-    server = sections.setdefault("server", {})
-    if "VLLM_API_KEY" in given.env:
-        server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
-    notes += _keep_on_loopback(server, given, settings)
-    sections["hardware"] = {**sections.get("hardware", {}), **given.hardware}
-    notes += _set_nodes(sections)
-    return as_tree(sections, block, given.place)
-
-
-def _kept_environment(
-    env: Mapping[str, Word], notes: list[Note], *, has_key: bool
-) -> dict[str, Node]:
-    """The variables that a profile may hold; every other one is noted, without its value.
-
-    `has_key`: `--api-key` names the variable from which the launch sets VLLM_API_KEY.
-    """
+def _kept_environment(given: Launch, notes: list[Note]) -> dict[str, Node]:
+    """The variables that a profile may hold; every other one is noted, without its value."""
     kept: dict[str, Node] = {}
-    for name, word in env.items():
+    for name, word in given.env.items():
         text, why = word.text, None
-        if has_key and name == "VLLM_API_KEY":
-            continue
+        if name == "VLLM_API_KEY" and "api_key" in given.settings:
+            continue  # the option names the variable from which the launch sets it
         if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
@@ -242,11 +219,11 @@ def _kept_environment(
     return kept
 
 
-def _keep_on_loopback(
-    server: dict[str, Node], given: Launch, settings: Mapping[str, Setting]
-) -> Iterator[Note]:
+def _keep_on_loopback(server: dict[str, Node], given: Launch) -> Iterator[Note]:
     """Makes a server without a key listen on this machine only; the note says how to open it."""
-    if given.is_call or "uds" in settings:
+    if "VLLM_API_KEY" in given.env:
+        server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
+    if given.is_call or "uds" in given.settings:
         return
     line, default = given.place.line, Server()
     if given.engine == "sglang" and "port" not in server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specserve.convert.arguments import Setting
@@ -35,6 +35,8 @@ _PROGRAM = re.compile(
     r"|([^ ]*/)?launch_server\.py ".replace(" ", "\0")
 )
 """The words that name a program, each with a zero byte behind it; the first group is vLLM's."""
+_SCRIPT = re.compile(r"(?:-[^\0]*\0(?:\w+\0)?)*?-[a-z]*c\0(?:-[^\0]*\0)*")
+"""What stands between a shell and the text that it runs: `-o pipefail -c`."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _RUN = re.compile(r"(container )?(run|create)\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
@@ -46,6 +48,10 @@ _CHANGES_NOTHING = re.compile(
 _QUIET = re.compile(
     r"exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*", re.S
 )
+_NO_PROGRAM = re.compile(
+    rf"serve$|--|{UNKNOWN.pattern}|(?!/(usr|bin|opt|entrypoint)|.*(\.(sh|py)$|/bin/))[^/]*/"
+)
+"""What a container's first word may be if it names no program: an option, or a model."""
 _LONGEST_IMAGE, _LONGEST_COMMAND = 512, 100
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
@@ -68,28 +74,22 @@ OF_AN_ENGINE = re.compile(
 class Launch:
     """One start of an engine as it was written: its arguments, and what stands around it."""
 
-    engine: str
-    """`vllm` or `sglang`."""
-    start: Word
-    """The word that names the program, or `LLM(…)`."""
+    engine: str  # `vllm` or `sglang`
+    start: Word  # the word that names the program, or `LLM(…)`
     words: list[Word] = field(default_factory=list)
     """The words after the program; none for a call in Python."""
     settings: dict[str, Setting] = field(default_factory=dict)
     env: dict[str, Word] = field(default_factory=dict)
-    name: str = ""
-    """Of the service, container or function that it stands in."""
-    condition: str = ""
-    """When a script runs it, in the script's words."""
-    is_contained: bool = False
-    """Its paths are those of a container."""
-    folder: str = ""
-    """Where relative paths begin, if the source says so."""
-    version: str = ""
-    """Of vLLM, if a server says so."""
-    image: Word | None = None
-    """The container's image, its tag included."""
+    name: str = ""  # of the service, container or function that it stands in
+    condition: str = ""  # when a script runs it, in the script's words
+    is_contained: bool = False  # its paths are those of a container
+    folder: str = ""  # where relative paths begin, if the source says so
+    version: str = ""  # of vLLM, if a server says so
+    image: Word | None = None  # the container's image, its tag included
     mounts: list[tuple[str, str]] = field(default_factory=list)
     """Folders of the host and their paths in the container; a named volume has no folder."""
+    used: set[str] = field(default_factory=set)
+    """The mounted paths in the container that a setting names."""
     hardware: dict[str, Node] = field(default_factory=dict)
     """What its container says of GPUs and nodes, as keys of `hardware`."""
     left_out: list[str] = field(default_factory=list)
@@ -118,17 +118,12 @@ class Launch:
         """Whether this is an engine in a Python program, which has no port."""
         return self.start.text.endswith("(…)")
 
-    def mount_of(self, path: str) -> tuple[str, str] | None:
-        """The innermost mount that a path of the container lies in."""
+    def on_host(self, path: str) -> str | None:
+        """A container's path as the host has it; None if no folder of the host holds it."""
         holds = [held for held in self.mounts if f"{path}/".startswith(f"{held[1].rstrip('/')}/")]
-        return max(holds, key=lambda held: len(held[1]), default=None)
-
-    def on_host(self, path: str) -> str:
-        """A container's path as the host has it; as it is if no folder of the host holds it."""
-        held = self.mount_of(path)
-        if not held or not held[0]:
-            return path
-        return f"{held[0].rstrip('/')}{path[len(held[1].rstrip('/')) :]}"
+        source, inside = max(holds, key=lambda held: len(held[1]), default=("", ""))
+        self.used |= {inside}
+        return f"{source.rstrip('/')}{path[len(inside.rstrip('/')) :]}" if source else None
 
     def use_gpus(self, word: Word) -> None:
         """Takes the GPUs that `--gpus` names: `2`, or `device=0,1`; `all` says no number."""
@@ -163,18 +158,17 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
             " ".join(one.text for one in words[at + 1 : at + 3])
         ):
             return _container(words[at + 1 :], inner, nested)
-        elif name in _SHELLS and (text := _script(words, at)) is not None:
+        elif name in _SHELLS and (flags := _SCRIPT.match(_joined(words[at + 1 :]))):
+            text, *more = words[at + 1 + flags[0].count("\0") :] or [Word("", word.span)]
             commands = script(
-                words[text].text,
-                file=words[text].span.file,
-                line=words[text].span.line,
-                positional=[word.text for word in words[text + 2 :]],
-                variables={
-                    name: word.text for name, word in env.items() if not unresolved(word.text)
-                },
+                text.text,
+                file=text.span.file,
+                line=text.span.line,
+                positional=[one.text for one in more[1:]],
+                variables={key: one.text for key, one in env.items() if not unresolved(one.text)},
             )
-            return script_starts(commands, words[text].text, inner, nested=nested)
-        elif named := _PROGRAM.match("".join(f"{word.text}\0" for word in words[at : at + 3])):
+            return script_starts(commands, text.text, inner, nested=nested)
+        elif named := _PROGRAM.match(_joined(words[at : at + 3])):
             rest = list(words[at + named[0].count("\0") :])
             return [replace(inner, engine="vllm" if named[1] else "sglang", start=word, words=rest)]
     return []
@@ -193,12 +187,20 @@ def script_starts(
         if command.function and not all(item.name == command.function for item in found):
             continue
         here = around or Launch("vllm", command.words[0])
-        exported, dropped = _of_engine(command.exported, text)
-        notes = [*here.notes, *before, *dropped, *command.notes]
+        env, notes = {**here.env}, [*here.notes, *before, *command.notes]
+        for name, word in command.exported.items():
+            read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(
+                rf"\$\{{?{re.escape(name)}\b", text
+            )
+            if OF_AN_ENGINE.match(name) or not read:  # the script itself does not read it
+                env.setdefault(name, word)
+        if path := command.exported.get("PATH"):
+            said = "`PATH` is left out: export it where you start the server"
+            notes.append(Note("", said, path.span.line))
         if command.function:
             said = f"nothing in the source calls its function `{command.function}`"
             notes.append(Note("", said))
-        inner = replace(here, env={**exported, **here.env}, notes=notes)
+        inner = replace(here, env=env, notes=notes)
         inner.name = command.function or here.name
         inner.condition = command.condition or here.condition
         inside = starts(command.words, inner, nested=nested + 1)
@@ -209,9 +211,7 @@ def script_starts(
             texts = (readable(word.text) for word in command.words)
             shown = " ".join(f'"{one}"' if re.search("[ <>&|;]", one) else one for one in texts)
             shown = " ".join(shown.split())
-            if len(shown) > _LONGEST_COMMAND:
-                shown = f"{shown[:_LONGEST_COMMAND]}…"
-            said = f"set-up before the launch is left out: {quoted(shown, LONGEST_SHOWN)}"
+            said = f"set-up before the launch is left out: {quoted(shown, _LONGEST_COMMAND)}"
             if command.condition:
                 said += f" (if {quoted(command.condition, LONGEST_SHOWN)})"
             place = command.words[0].span.line
@@ -219,42 +219,20 @@ def script_starts(
     return found
 
 
-def _of_engine(exported: Mapping[str, Word], text: str) -> tuple[dict[str, Word], list[Note]]:
-    """The exported variables that an engine may read, not only the script; what is dropped."""
-    kept = {}
-    for name, word in exported.items():
-        is_read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(
-            rf"\$\{{?{re.escape(name)}\b", text
-        )
-        if OF_AN_ENGINE.match(name) or not is_read:
-            kept[name] = word
-    said, path = "`PATH` is left out: export it where you start the server", exported.get("PATH")
-    return kept, [Note("", said, path.span.line)] if path else []
-
-
 def is_command(words: Sequence[str]) -> bool:
     """Whether arguments are the words of one command that starts an engine."""
     return len(words) > 1 and bool(starts(argv_words(words)[1]))
 
 
-def _script(words: Sequence[Word], at: int) -> int | None:
-    """Where the text after `sh -c` stands: the first word behind it that is no option."""
-    is_script = False
-    for later in range(at + 1, len(words)):
-        text = words[later].text
-        is_script = is_script or bool(re.fullmatch(r"-[a-z]*c", text))
-        if not text.startswith("-"):
-            if is_script:
-                return later
-            if not words[later - 1].text.startswith("-"):
-                break
-    return None
+def _joined(words: Sequence[Word]) -> str:
+    return "".join(f"{word.text}\0" for word in words)
 
 
 def _container(words: Sequence[Word], found: Launch, nested: int) -> list[Launch]:
     """`docker run … IMAGE ARGS`: its options become variables, mounts, ports and devices."""
     entry = None
-    found = replace(found, env={}, mounts=[], hardware={}, left_out=[], is_contained=True)
+    found = replace(found, env={}, mounts=[], used=set(), hardware={}, left_out=[])
+    found.is_contained = True
     at = next(place for place, word in enumerate(words) if word.text in ("run", "create")) + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
@@ -305,7 +283,7 @@ def in_container(
         return inner
     is_open, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
     own = entry is None or entry.text.rpartition("/")[2] == "vllm"
-    options = first == "serve" or first.startswith("--") or is_model(first) or UNKNOWN.match(first)
+    options = _NO_PROGRAM.match(first)
     named = any(_OF_VLLM.match(word.text) for word in words) if is_open else is_image(image.text)
     if not (own and options and named):
         return []
@@ -315,8 +293,3 @@ def in_container(
 def is_image(text: str) -> bool:
     """Whether this names a container image of vLLM or SGLang."""
     return len(text) <= _LONGEST_IMAGE and bool(_IMAGE.search(text))
-
-
-def is_model(text: str) -> bool:
-    """Whether a container's first word is a model, and no program."""
-    return "/" in text and not re.search(r"^/(usr|bin|opt|entrypoint)|\.(sh|py)$|/bin/", text)

@@ -37,10 +37,8 @@ _YAML = re.compile(
 )
 _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
-_INFO = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
 _VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_OPEN = "`tensor_parallel_size`, `quantization`, `max_num_seqs`"
+_OPEN = "`tensor_parallel_size`, `quantization`, `kv_cache_dtype`, `max_num_seqs`"
 """What decides most of a server, and no endpoint tells."""
 
 
@@ -51,7 +49,9 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
     """
     text = _CONTROL.sub("", text)
     problems: list[UsageError] = []
-    for reader in _readers(text, file=file):
+    likely = ((units, _UNIT), (launches, _PYTHON), (containers, _YAML))
+    readers = [*(one for one, form in likely if form.search(text)), _from_shell]
+    for reader in _READERS.get(Path(file).suffix.lower(), readers):  # the form is in the name
         try:
             if found := reader(text, file=file):
                 return [with_settings(start, folder=folder) for start in found]
@@ -71,17 +71,16 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
-def _readers(text: str, *, file: str) -> list[Callable[..., list[Launch]]]:
-    """The form that the file's name says, or those that the text looks like, in order."""
-    yamls = dict.fromkeys((".yaml", ".yml", ".json"), containers)
-    readers = {".py": launches, ".service": units, ".sh": _from_shell, **yamls}
-    named = readers.get(Path(file).suffix.lower())
-    likely = ((units, _UNIT), (launches, _PYTHON), (containers, _YAML))
-    return [named] if named else [*(one for one, form in likely if form.search(text)), _from_shell]
-
-
 def _from_shell(text: str, *, file: str) -> list[Launch]:
     return script_starts(script(text, file=file), text)
+
+
+_READERS: Mapping[str, list[Callable[..., list[Launch]]]] = {
+    ".py": [launches],
+    ".service": [units],
+    ".sh": [_from_shell],
+    **{suffix: [containers] for suffix in (".yaml", ".yml", ".json")},
+}
 
 
 def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str]:
@@ -201,15 +200,6 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     adapters = [(name, one.get("root")) for name, one in models.items() if one.get("parent")]
     if adapters:
         words += ["--enable-lora", "--lora-modules", *(f"{name}={at}" for name, at in adapters)]
-    info = _INFO.search(text)
-    cache = dict(_LABEL.findall(info[1])) if info else {}
-    for name, flag in (
-        ("cache_dtype", "--kv-cache-dtype"),
-        ("gpu_memory_utilization", "--gpu-memory-utilization"),
-    ):
-        words += [f"{flag}={cache[name]}"] if cache.get(name, "auto") != "auto" else []
-    if cache.get("enable_prefix_caching") == "False":
-        words.append("--no-enable-prefix-caching")
     said = [(f"the server does not tell {_OPEN} and other options", "")]
     try:
         counts = [len(one.accepted_per_position) for one in read_metrics(text).acceptance.values()]
@@ -257,14 +247,14 @@ def with_settings(given: Launch, *, folder: Path) -> Launch:
 
 def _use_file_of_host(given: Launch) -> None:
     """Puts the host's path of `--config` in; a file that only its container has is unresolved."""
-    words = given.words
-    for at, word in enumerate(words[:-1], start=1):
-        if word.text == "--config":
-            path = words[at]
-            words[at] = replace(path, text=given.on_host(path.text))
-            if words[at] == path:
-                text = f"the source's container has its arguments in {quoted(readable(path.text))}"
-                help = "write them as keys of the profile"
-                given.unresolved.append(finding("SD105", text, path.span, help=help))
-                del words[at - 1 : at + 1]
-            break
+    at = next((at for at, word in enumerate(given.words[:-1]) if word.text == "--config"), None)
+    if at is None:
+        return
+    path = given.words[at + 1]
+    if host := given.on_host(path.text):
+        given.words[at + 1] = replace(path, text=host)
+    else:
+        text = f"the source's container has its arguments in {quoted(readable(path.text))}"
+        help = "write them as keys of the profile"
+        given.unresolved.append(finding("SD105", text, path.span, help=help))
+        del given.words[at : at + 2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from specserve.convert.words import UNKNOWN, Note, Word, mark, placeholder, unknown
@@ -28,7 +29,7 @@ _MOST_STEPS, _LONGEST_WORD = 20_000, 100_000
 _PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
 """A text at its blanks, those within quotes aside."""
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
-_NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
+_NOT_ASCII = re.compile("[^\x02-\x7f]")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
 _KEPT, _END = "\ue010", "\ue011"
@@ -78,11 +79,11 @@ def script(
     cannot be parsed.
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
-    text = _QUOTE_IN_BRACKET.sub(lambda found: "x" * len(found[0]), _PROMPT.sub("", text))
     text = _UNQUOTED.sub(
-        lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]), text
+        lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]),
+        _PROMPT.sub("", text),
     )
-    shell = _Shell(file, line, positional, variables or {})
+    shell = _Shell(text, file, line, positional, variables or {})
     root = _parsed(text)
     if root.has_error:
         bad = root
@@ -100,9 +101,10 @@ def script(
         raise shell.error("it is nested too deeply") from error
     if shell.defaults:
         names = ", ".join(f"`${name}`" for name in shell.defaults)
-        shell.assume(f"the profile has the script's defaults of {names}, not the environment's")
+        said = f"the profile has the script's defaults of {names}, not the environment's"
+        shell.assumed[said] = None
     for command in shell.found:
-        command.notes += shell.assumed
+        command.notes += [Note("", said, line) for said in shell.assumed]
     return shell.found
 
 
@@ -110,18 +112,24 @@ def _parsed(text: str) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337)
-    data = _NOT_ASCII.sub(lambda match: f"\x01{ord(match[0]):x}\x01", text).encode()
-    return Parser(Language(tree_sitter_bash.language())).parse(data).root_node
+    # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337); in their place it
+    # gets one that no name has, so that each byte of its places is a character of the text
+    data = _QUOTE_IN_BRACKET.sub(lambda found: "." * len(found[0]), _NOT_ASCII.sub(".", text))
+    return Parser(Language(tree_sitter_bash.language())).parse(data.encode()).root_node
 
 
 class _Shell:
     """The state of one script while its tree is walked: variables, functions, commands found."""
 
     def __init__(
-        self, file: str, line: int, positional: list[str] | None, variables: Mapping[str, str]
+        self,
+        text: str,
+        file: str,
+        line: int,
+        positional: list[str] | None,
+        variables: Mapping[str, str],
     ) -> None:
-        self.file, self.line, self.positional = file, line, positional
+        self.text, self.file, self.line, self.positional = text, file, line, positional
         self.variables: dict[str, Value] = {**variables}
         self.exported = dict.fromkeys(variables)
         self.places: dict[str, Span] = {}
@@ -129,7 +137,7 @@ class _Shell:
         self.called: set[str] = set()
         self.condition = ""
         self.found: list[Command] = []
-        self.assumed: dict[Note, None] = {}
+        self.assumed: dict[str, None] = {}
         self.defaults: dict[str, None] = {}
         """Variables that have the script's default, which the environment may change."""
         self.empty: set[str] = set()
@@ -139,8 +147,13 @@ class _Shell:
     def error(self, what: str) -> UsageError:
         return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
 
-    def assume(self, said: str) -> None:
-        self.assumed[Note("", said, self.line)] = None
+    def source(self, node: Node) -> str:
+        """The text of a node."""
+        return self.text[node.start_byte : node.end_byte]
+
+    def name(self, node: Node) -> str:
+        """The variable of `X` or `X[1]`."""
+        return self.source(node.named_children[0] if node.type == "subscript" else node)
 
     def span(self, node: Node) -> Span:
         (row, column), (end_row, end_column) = node.start_point, node.end_point
@@ -167,7 +180,7 @@ class _Shell:
         if operator == "&&" and left.type != "test_command":
             self.run(right)  # a command is taken to succeed
         else:
-            said = _source_of(left)
+            said = self.source(left)
             self._choose([(said if operator == "&&" else f"{said} fails", [right])])
 
     def _if_statement(self, node: Node) -> None:
@@ -177,7 +190,7 @@ class _Shell:
             then = next((at for at, child in enumerate(own) if child.type == "then"), 0)
             said = [child for child in own[1:then] if child.is_named]
             self._all(child for child in said if not child.type.startswith("test"))
-            bodies.append((" ".join(map(_source_of, said)), own[then:]))
+            bodies.append((" ".join(map(self.source, said)), own[then:]))
         self._choose(bodies)
 
     def _case_statement(self, node: Node) -> None:
@@ -185,16 +198,16 @@ class _Shell:
         bodies: _Bodies = []
         for item in items:
             close = next(at for at, child in enumerate(item.children) if child.type == ")")
-            pattern = "".join(map(_source_of, item.children[:close]))
-            said = "" if pattern == "*" else f"{_source_of(subject)} is {pattern}"
+            pattern = "".join(map(self.source, item.children[:close]))
+            said = "" if pattern == "*" else f"{self.source(subject)} is {pattern}"
             bodies.append((said, item.children[close:]))
-        self._choose(bodies, f"{_source_of(subject)} is something else")
+        self._choose(bodies, f"{self.source(subject)} is something else")
 
     def _while_statement(self, node: Node) -> None:
-        said = "".join(map(_source_of, node.children[1:-1])).strip("; ")
+        said = "".join(map(self.source, node.children[1:-1])).strip("; ")
         self._all(one for one in node.children[1:-1] if one.is_named and "test" not in one.type)
         if _OWN_ARGUMENTS.search(said) and not self.positional:
-            self.assume("the script's own arguments are taken as empty")
+            self.assumed["the script's own arguments are taken as empty"] = None
         else:
             self._choose([(said, node.children[-1:])])
 
@@ -206,28 +219,25 @@ class _Shell:
         The condition of the last may be empty: it runs if none of the others holds, which is
         `otherwise` in words. What one of them adds to a variable is a mark.
         """
-        before, positional, outer = self.variables, self.positional, self.condition
+        before, outer = self.variables, self.condition
         ends: list[tuple[str, dict[str, Value]]] = []
-        is_shifted = False
         others = " and ".join(f"{' '.join(said.split())} fails" for said, _ in bodies if said)
         others = others.removesuffix(" fails fails") or others
         for said, body in bodies if not bodies[-1][0] else [*bodies, ("", [])]:
-            self.variables, self.positional = dict(before), positional
+            self.variables = dict(before)
             condition = " ".join(said.split()) or otherwise or others
             self.condition = " and ".join(filter(None, (outer, condition)))
             self._all(child for child in body if child.is_named)
             ends.append((condition, self.variables))
-            is_shifted |= self.positional != positional
         names = {name for _, after in ends for name in after if after[name] != before.get(name)}
         self.variables, self.condition = dict(before), outer
         for name in names:
             self.variables[name] = _either(name, [(said, after.get(name)) for said, after in ends])
-        self.positional = [unknown("@")] if is_shifted else positional
 
     def _for_statement(self, node: Node) -> None:
         name, *items, body = [child for child in node.named_children if child.type != "comment"]
         for value in [text for item in items for text in self.fields(item)]:
-            self.variables[_source_of(name)] = value
+            self.variables[self.source(name)] = value
             self.run(body)
 
     def _subshell(self, node: Node) -> None:
@@ -238,7 +248,7 @@ class _Shell:
     _pipeline = _subshell
 
     def _function_definition(self, node: Node) -> None:
-        self.functions[_source_of(node.named_children[0])] = node.named_children[-1]
+        self.functions[self.source(node.named_children[0])] = node.named_children[-1]
 
     def _redirected_statement(self, node: Node) -> None:
         for child in node.named_children:
@@ -246,11 +256,12 @@ class _Shell:
                 self.run(child)
             elif self.found:  # `> log --more options`
                 targets = [item for item in child.named_children if item.type != "file_descriptor"]
-                self.found[-1].words += [word for item in targets[1:] for word in self.words(item)]
+                for item in targets[1:]:
+                    self.found[-1].words += self.words(item)
 
     def _variable_assignment(self, node: Node) -> None:
         target, *values = node.named_children
-        name = _name_of(target)
+        name = self.name(target)
         self.places[name] = self.span(node)
         new: Value = _finished(self._bounded(values[0])) if values else ""
         if values and values[0].type == "array":
@@ -262,7 +273,7 @@ class _Shell:
         elif node.children[1].type == "+=":
             new = _added(([] if isinstance(new, list) else "") if old is None else old, new)
         elif isinstance(new, str) and isinstance(old, list):
-            new = [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
+            new = unknown(name)  # Bash sets the first item
         self.variables[name] = new
         if not new and name in self.empty:  # `X=${X:-}`
             del self.variables[name]
@@ -271,32 +282,32 @@ class _Shell:
         before, after = self.variables, dict(self.variables)
         for child in node.named_children:
             is_assigned = child.type == "variable_assignment"
-            name = _source_of(child.named_children[0] if is_assigned else child)
+            name = self.source(child.named_children[0] if is_assigned else child)
             if is_assigned:  # Bash expands all of them first
                 self.variables = dict(before)
                 self.run(child)
                 after |= {key: value for key, value in self.variables.items() if key == name}
             if child.type in _COMPUTED:
-                self.assume(f"the variables that `{_source_of(node)}` sets are left out")
+                said = f"the variables that `{self.source(node)}` sets are left out"
+                self.assumed[said] = None
             if node.children[0].type == "export":
                 self.exported[name] = None
         self.variables = after
 
     def _unset_command(self, node: Node) -> None:
         for child in node.named_children:
-            self.variables.pop(_source_of(child), None)
+            self.variables.pop(self.source(child), None)
 
     def _command(self, node: Node) -> None:
         words: list[Word] = []
         for child in node.named_children:
             if child.type == "variable_assignment":
-                value = "".join(_finished(self._bounded(one)) for one in child.named_children[1:])
-                name = _name_of(child.named_children[0])
-                words.append(Word(f"{name}={value}", self.span(child)))
+                name, *values = child.named_children
+                text = "".join(_finished(self._bounded(one)) for one in values)
+                words.append(Word(f"{self.name(name)}={text}", self.span(child)))
             elif child.type not in ("file_redirect", "herestring_redirect", "comment"):
-                words += self.words(
-                    child.named_children[0] if child.type == "command_name" else child
-                )
+                is_name = child.type == "command_name"
+                words += self.words(child.named_children[0] if is_name else child)
         if words:
             self._called(words)
 
@@ -309,10 +320,10 @@ class _Shell:
             self.positional = texts
             self.run(self.functions[name])
             self.positional = positional
-        elif name == "set" and texts[:1] == ["--"]:
-            self.positional = texts[1:]
-        elif name == "shift":
-            self.positional = self.positional[1:] if self.positional else self.positional
+        elif name == "shift" or (name == "set" and texts[:1] == ["--"]):
+            self.positional = texts[1:] if texts else self.positional and self.positional[1:]
+            if self.condition and self.positional is not None:
+                self.positional = [unknown("@")]
         elif name in ("read", "mapfile", "readarray"):
             self.variables |= {text: unknown(text) for text in texts if text.isidentifier()}
         elif name.startswith("-") and self.found:
@@ -341,7 +352,7 @@ class _Shell:
         return text
 
     def _expanded(self, node: Node, *, quoted: bool = False) -> str:
-        kind, text = node.type, _source_of(node)
+        kind, text = node.type, self.source(node)
         if kind == "raw_string":
             return _KEPT + text[1:-1]
         # the grammar takes blanks for a part of what follows them
@@ -360,32 +371,28 @@ class _Shell:
 
     def _inside(self, node: Node, children: list[Node], at: int, *, quoted: bool) -> str:
         """Some children with the blanks between them."""
-        text, whole = "", node.text or b""
-        for child in [*children, None]:
-            if child is None and children != node.children:
-                break
-            end = child.start_byte if child else node.end_byte
-            gap = _as_written(whole[at - node.start_byte : end - node.start_byte])
+        text = ""
+        for child in children:
+            gap, at = self.text[at : child.start_byte], child.end_byte
             text += gap if quoted else gap.translate(_BLANKS)
-            if child is not None:
-                text += "" if child.type in ('"', '$"') else self._expanded(child, quoted=quoted)
-                at = child.end_byte
-        return text
+            text += "" if child.type in ('"', '$"') else self._expanded(child, quoted=quoted)
+        gap = self.text[at : node.end_byte] if children == node.children else ""
+        return text + (gap if quoted else gap.translate(_BLANKS))
 
     def _parameter(self, node: Node, *, quoted: bool) -> str:
         """`$X`, `${X:-…}`, `"${A[@]}"` and their like."""
         parts = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
         target, *rest = parts
         operator = rest.pop(0).type if rest else ""
-        name, kind = _name_of(target), operator.strip(":")
-        index = _source_of(target.named_children[1]) if target.type == "subscript" else ""
+        name, kind = self.name(target), operator.strip(":")
+        index = self.source(target.named_children[1]) if target.type == "subscript" else ""
         values = self.values(name)
         if not {"@", "*"} & {name, index} and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
         if operator == ":+" and UNKNOWN.search("".join(values or [])):
             return unknown(name)
         if kind in ("-", "=", "+"):
-            start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
+            start = self.text.index(operator, node.start_byte) + len(operator)
             is_unset = values is None or (operator.startswith(":") and values in ([], [""]))
             if kind == "+" and is_unset:
                 is_variable = values is None and name.isidentifier()
@@ -393,10 +400,10 @@ class _Shell:
                 return mark(text, f"${name} is set") if is_variable else ""
             if is_unset or kind == "+":
                 text = self._inside(node, rest, start, quoted=quoted)
-                if is_unset and name.isidentifier():
+                if is_unset and (name.isidentifier() or self.positional is None):
                     self.defaults[name] = None
                     self.empty |= set() if text else {name}
-                if not quoted and not re.search("['\"]", _source_of(node)):
+                if not quoted and not re.search("['\"]", self.source(node)):
                     text = text.translate(_BLANKS)
                 if kind == "=":
                     self.variables[name] = _finished(text)
@@ -416,7 +423,8 @@ class _Shell:
         """The values of a variable or parameter; None if the text does not set it."""
         if name in ("@", "*"):
             if self.positional is None:
-                self.assume(f"the script's own arguments, `${name}`, are taken as empty")
+                said = f"the script's own arguments, `${name}`, are taken as empty"
+                self.assumed[said] = None
             return self.positional or []
         if name.isdigit():
             at = int(name)
@@ -431,18 +439,14 @@ def _either(name: str, ends: list[tuple[str, Value | None]]) -> Value:
     if all(value == values[0] for value in values[1:]):
         return values[0] or ""
     lists = [value if isinstance(value, list) else _PARTS.findall(value or "") for value in values]
-    same = [one[0] for one in zip(*lists, strict=False)]
-    at = next(
-        (at for at, one in enumerate(zip(*lists, strict=False)) if len({*one}) > 1), len(same)
-    )
-    said = [
-        (" ".join(one[at:]), condition) for one, (condition, _) in zip(lists, ends, strict=True)
-    ]
-    marks = [mark(rest, condition) for rest, condition in said if rest]
-    if not at and all(rest for rest, _ in said):  # one of several values
+    same = list(takewhile(lambda one: len({*one}) == 1, zip(*lists, strict=False)))
+    rests = [" ".join(one[len(same) :]) for one in lists]
+    said = [(rest, condition) for rest, (condition, _) in zip(rests, ends, strict=True) if rest]
+    marks = [mark(rest, condition) for rest, condition in said]
+    if not same and all(rests):  # one of several values
         which = ", or ".join(f"{rest} if {condition}" for rest, condition in said)
         marks = [mark(f"${name}, which is {which}")]
-    parts = [*same[:at], *marks]
+    parts = [*(one[0] for one in same), *marks]
     return parts if any(isinstance(value, list) for value in values) else " ".join(parts)
 
 
@@ -457,17 +461,3 @@ def _added(old: Value, new: Value) -> Value:
 def _finished(text: str) -> str:
     """A word without the marks of this module; a home folder is that of who runs the profile."""
     return _HOME.sub("~", text.translate(_NO_SPLIT))
-
-
-def _as_written(data: bytes) -> str:
-    """The text that `_parsed` made this of."""
-    return _FOR_OTHERS.sub(lambda match: chr(int(match[1], 16)), data.decode())
-
-
-def _source_of(node: Node) -> str:
-    """The text of a node."""
-    return _as_written(node.text or b"")
-
-
-def _name_of(node: Node) -> str:
-    return _source_of(node.named_children[0] if node.type == "subscript" else node)

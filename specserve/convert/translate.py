@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from specserve.convert.arguments import Setting, merged, option_strings
@@ -46,29 +46,18 @@ def _argument(table: VllmTable, name: str) -> Argument | None:
     return table.engine.get(name) or table.frontend.get(name)
 
 
-@dataclass(slots=True)
 class _Translation:
     """What becomes of a start's settings: those of today, and the keys of `speculation`."""
 
-    table: VllmTable
-    foreign: bool
-    """The start is SGLang's."""
-    notes: list[Note]
-    settings: dict[str, Setting] = field(default_factory=dict)
-    block: dict[str, Node] = field(default_factory=dict)
+    def __init__(self, given: Launch, table: VllmTable) -> None:
+        self.table, self.foreign, self.notes = table, given.engine == "sglang", list(given.notes)
+        self.settings: dict[str, Setting] = {}
+        self.block: dict[str, Node] = {}
 
     def leave_out(self, setting: Setting, why: str) -> None:
         """Notes what is not in the profile."""
         text = f"`{setting.written}` is left out: {why}"
         self.notes.append(Note("", text, setting.place.line))
-
-    def replaced(self, setting: Setting) -> Replacement | None:
-        """What took the place of an argument or of its value."""
-        name = setting.name
-        old = sglang.OPTIONS.get(_ALIASES.get(name, name)) if self.foreign else None
-        if old is None and name != "model" and not _argument(self.table, name):
-            return ARGUMENTS.get(name) or VARIABLES.get(name)
-        return old
 
     def put(self, setting: Setting, place: str, node: Node, text: str) -> None:
         """Sets a dotted place of the profile; what the source says by today's name wins."""
@@ -93,11 +82,11 @@ class _Translation:
 
     def apply(self, setting: Setting, old: Replacement) -> None:
         """Sets what took a setting's place, or leaves it out."""
-        if self.foreign and (old.now or "").startswith("speculation."):
+        node, now = setting.node, old.now or ""
+        if self.foreign and now.startswith("speculation."):
             return  # these make sense only together
-        node = setting.node
         value = _current_value(node, old, self.table)
-        if old.now is None or value is _UNTAKEN:
+        if not now or value is _UNTAKEN:
             self.leave_out(setting, old.why or f"vLLM does not have `{node.value}`")
         elif value is None:
             self.leave_out(setting, "vLLM does this by default")
@@ -107,17 +96,17 @@ class _Translation:
                 written = f" {node.value}" if isinstance(value, str) else ""
                 is_same = value == node.value
                 text = old.why if is_same else f"SGLang's `{setting.written}{written}`"
-            if old.values is not None:
-                node = replace(node, value=value, raw=None)
-            self.put(setting, old.now, node, text)
+            new = node if old.values is None else replace(node, value=value, raw=None)
+            self.put(setting, now, new, text)
             for place, also in old.also.items():
                 self.put(setting, place, replace(node, value=also, raw=None), "")
 
 
 def translated(given: Launch, *, table: VllmTable) -> Launch:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
-    made = _Translation(table, given.engine == "sglang", list(given.notes))
+    made = _Translation(given, table)
     later: list[tuple[Setting, Replacement]] = []
+    old: Replacement | None
     given = _combined(given, made.notes) if made.foreign else given
     variables = {
         name: word
@@ -127,7 +116,10 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
     old_ones = [Setting(name, word.node(), name) for name, word in variables.items()]
     for setting in (*given.settings.values(), *old_ones):
         name, argument = setting.name, _argument(table, setting.name)
-        if old := made.replaced(setting):
+        old = sglang.OPTIONS.get(_ALIASES.get(name, name)) if made.foreign else None
+        if old is None and name != "model" and not argument:
+            old = ARGUMENTS.get(name) or VARIABLES.get(name)
+        if old:
             later.append((setting, old))
         elif made.foreign and not (argument or name == "model" or unresolved(name)):
             made.leave_out(setting, "vLLM has nothing of the kind")
@@ -201,44 +193,37 @@ def _combined(given: Launch, notes: list[Note]) -> Launch:
 
 def _speculation(given: Launch, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
-    places = {name: (item.now or "") for name, item in sglang.OPTIONS.items()}
-    said = {
-        name: setting.node
-        for name, setting in given.settings.items()
-        if places.get(name, "").startswith("speculation.")
-    }
+    said: dict[str, Node] = {}
+    keys: dict[str, Node] = {}
+    for name, setting in given.settings.items():
+        item = sglang.OPTIONS.get(name)
+        section, _, key = ((item and item.now) or "").partition(".")
+        if section == "speculation" and item:
+            said[name] = setting.node
+            is_on = setting.node.value is True and (item.values or {}).get("true")
+            if key not in ("method", "num_speculative_tokens"):
+                keys[key] = replace(setting.node, value=is_on, raw=None) if is_on else setting.node
     if not said:
         return {}
     place = next(iter(said.values()))
     line = (place.key or place.span).line
-    method = _method(said, notes, line)
-    keys = {"method": Node(method, place.span, key=place.key)} if method else {}
-    for name, node in said.items():
-        key, values = places[name].partition(".")[2], sglang.OPTIONS[name].values or {}
-        if key not in ("method", "num_speculative_tokens"):
-            is_on = node.value is True and "true" in values
-            keys[key] = replace(node, value=values["true"], raw=None) if is_on else node
-    keys["num_speculative_tokens"], text = _count(said, method)
-    notes.append(Note("speculation.num_speculative_tokens", text, line))
-    return keys
-
-
-def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
-    """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
-    draft = said.get("speculative_draft_model_path")
-    written = str(said["speculative_algorithm"].value) if "speculative_algorithm" in said else ""
-    if unresolved(written):
-        return written
+    asked = said.get("speculative_algorithm")
+    written = str(asked.value) if asked else ""
     method = (sglang.OPTIONS["speculative_algorithm"].values or {}).get(written.lower())
-    text = ""
-    if method == "eagle" and draft is None:
+    if unresolved(written):
+        method = written
+    elif method == "eagle" and "speculative_draft_model_path" not in said:
         text = "without a draft, `--speculative-algorithm EAGLE` uses the target's own layers"
+        notes.append(Note("speculation.method", text, line))
         method = "mtp"
     elif method is None and written:
         text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
-    if text:
         notes.append(Note("speculation.method", text, line))
-    return method
+    if method:
+        keys = {"method": Node(method, place.span, key=place.key), **keys}
+    keys["num_speculative_tokens"], text = _count(said, method)
+    notes.append(Note("speculation.num_speculative_tokens", text, line))
+    return keys
 
 
 def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
@@ -246,21 +231,19 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
     steps = said.get("num_speculative_tokens") or said.get("speculative_num_steps")
     drafts, flag = said.get("speculative_num_draft_tokens"), "--speculative-num-draft-tokens"
     block = said.get(f"speculative_{method}_block_size")
-    if method == "dspark" and block:
-        return block, "from `--speculative-dspark-block-size`"
-    if block or (drafts and method in ("dflash", "dspark", "ngram")):
-        # SGLang runs them with one step, whatever is said
-        steps, drafts = None, block or drafts
-        flag = f"--speculative-{method}-block-size" if block else flag
+    if block:
+        steps, drafts, flag = None, block, f"--speculative-{method}-block-size"
+    elif drafts and method in ("dflash", "dspark", "ngram"):
+        steps = None  # SGLang runs them with one step, whatever is said
     if steps:
         is_chain = isinstance(steps.value, int) and drafts and drafts.value == steps.value + 1
         more = f", not `{flag}`, which counts a tree" if drafts and not is_chain else ""
         return steps, f"SGLang's steps are vLLM's K{more}"
-    if drafts and isinstance(drafts.value, int):
+    if drafts and isinstance(drafts.value, int) and not (block and method == "dspark"):
         less = replace(drafts, value=drafts.value - 1, raw=None)
         return less, f"from `{flag}`; SGLang counts the verified token too"
     if drafts:
         return drafts, f"from `{flag}`"
     text = "without `--speculative-num-steps` SGLang picks a number by the model;"
-    place = next(iter(said.values())).span
-    return Node(_DEFAULT_K, place), f"{text} {_DEFAULT_K} is a starting point"
+    text += f" {_DEFAULT_K} is a starting point"
+    return Node(_DEFAULT_K, next(iter(said.values())).span), text

@@ -11,7 +11,7 @@ from typing import Any
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.source import COMMAND
-from specserve.profile.tree import Node
+from specserve.profile.tree import NAMES, Node
 
 OPEN, CLOSE, _IF = "\ue000", "\ue001", "\ue002"
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
@@ -25,9 +25,7 @@ OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _PAIRS = re.compile(r"\w+=\d{1,9}(,\w+=\d{1,9})*")
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
 _NAMES = {
-    "SD004": "duplicate-key",
-    "SD005": "unknown-key",
-    "SD006": "wrong-value",
+    **NAMES,
     "SD102": "unknown-argument",
     "SD105": "wrong-argument-value",
     "SD107": "secret-in-profile",
@@ -59,11 +57,11 @@ def readable(text: str) -> str:
     return UNKNOWN.sub(shown, text)
 
 
-def parts_if(text: str) -> tuple[str, str] | None:
-    """The text and the condition of a word that is a mark with a condition."""
+def parts_of(text: str) -> tuple[str, str]:
+    """What a word says, and under which condition if it is a mark with one."""
     whole = UNKNOWN.fullmatch(text)
-    said, is_conditional, condition = (whole[1] if whole else "").partition(_IF)
-    return (said.translate(_PLAIN), condition.translate(_PLAIN)) if is_conditional else None
+    said, _, condition = (whole[1].translate(_PLAIN) if whole else readable(text)).partition(_IF)
+    return said, condition
 
 
 def adds_options(text: str) -> bool:
@@ -130,20 +128,14 @@ def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[W
     return " ".join(shown), words
 
 
-class NotJson(ValueError):
-    """Why a text is not JSON."""
-
-
 def json_node(word: Word) -> Node:
-    """The JSON value that a word holds. Raises NotJson."""
+    """The JSON value that a word holds. Raises ValueError, which says why it is none."""
     try:
         return value_node(json.loads(word.text), word.span)
     except json.JSONDecodeError as error:
-        raise NotJson(error.msg[0].lower() + error.msg[1:]) from error
+        raise ValueError(error.msg[0].lower() + error.msg[1:]) from error
     except RecursionError as error:
-        raise NotJson("it is nested too deeply") from error
-    except ValueError as error:  # more digits than Python converts
-        raise NotJson("a number is too long") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def json_of_pairs(text: str) -> str | None:

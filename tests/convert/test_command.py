@@ -38,7 +38,6 @@ def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
         ("yuhuili/EAGLE-LLaMA3-Instruct-8B", "eagle"),
         ("z-lab/Qwen3-8B-DFlash-b16", "dflash"),
         ("[ngram]", "ngram"),
-        ("package.module.Proposer", "custom_class"),
     ]:
         config = f'{{"model": "{model}", "num_speculative_tokens": 3}}'
         found = profile(f"vllm serve org/target --speculative-config '{config}'")
