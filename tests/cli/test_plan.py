@@ -35,14 +35,9 @@ def test_the_launch_is_data_and_what_is_added_is_talk(
     assert stderr.startswith("# for vLLM 0.33 (cuda)\n# added --host: ")
 
 
-def test_json_has_the_promised_keys(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_names_the_variable_of_a_key(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     stdout, stderr = planned(capsys, write(TEXT), "--vllm", "0.33", "--format", "json")
-    content = json.loads(stdout)
-    assert stderr == ""
-    assert next(iter(content)) == "version" and content["version"] == 1
-    assert {"name", "vllm", "platform", "argv", "env", "engine_kwargs", "added"} <= set(content)
-    assert content["env"] == {"VLLM_API_KEY": {"from_env": "MY_KEY"}}
-    assert all(set(item) == {"key", "why"} for item in content["added"])
+    assert stderr == "" and json.loads(stdout)["env"] == {"VLLM_API_KEY": {"from_env": "MY_KEY"}}
 
 
 def test_alternatives_and_overrides_change_the_plan(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,22 @@
-"""What all targets share: names, models, places, GPUs of a node."""
+"""What all targets share: names, models, places; and the files as they were reviewed, byte for byte."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.deploy.deployment import contained, dns_label
-from specserve.deploy.targets import caveats
+from specserve.deploy.deployment import Deployment, contained, dns_label
+from specserve.deploy.targets import TARGETS, caveats
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
 from specserve.profile.schema import fingerprint
-from tests.deploy.conftest import ROOT, files_of, made_of
-
-LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
+from tests.deploy.conftest import LLAMA, ROOT, files_of, made_of
 
 
 @given(st.text(max_size=60))
@@ -66,11 +66,6 @@ def test_each_repository_is_downloaded_once_and_whole() -> None:
     assert [use.revision for use in revised] == ["abc", None]
 
 
-def test_nodes_that_cannot_be_planned_are_refused() -> None:
-    with pytest.raises(UsageError, match=": specserve does not plan data parallelism across nodes"):
-        made_of(LLAMA, "hardware.nodes=2", "engine.data_parallel_size=2")
-
-
 def test_ray_needs_no_ranks_of_ours() -> None:
     assert made_of(LLAMA, "hardware.nodes=2", "engine.distributed_executor_backend=ray").ranks == ()
 
@@ -88,3 +83,39 @@ def test_places_of_the_profiles_host_to_write_to_are_left_out_with_a_note() -> N
     assert made.plan.fingerprint == fingerprint(load_profile(str(LLAMA), settings=written))
     (note,) = [line for line in caveats(made, "compose") if "left out" in line]
     assert "`env.HF_HOME`, `engine.download_dir`" in note
+
+
+CASES = [
+    ("llama", "compose", "compose.yaml"),
+    ("llama", "kubernetes", "deployment.yaml"),
+    ("llama", "ray", "serve.yaml"),
+    ("llama", "systemd", "llama70b-8b.service"),
+    ("eagle3", "sglang", "launch.sh"),
+]
+
+
+@pytest.mark.parametrize(("server", "target", "path"), CASES, ids=lambda part: part.replace("/", "-"))
+def test_the_file_is_what_was_reviewed(
+    server: str,
+    target: str,
+    path: str,
+    llama: Deployment,
+    golden: Callable[[str, str], None],
+) -> None:
+    settings = ("engine.enforce_eager=true", "env.NCCL_DEBUG=WARN")
+    eagle3 = made_of(ROOT / "configs" / "llama33-70b-eagle3.yaml", *settings)
+    made = {"llama": llama, "eagle3": eagle3}[server]
+    golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made)[path])
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"sglang"}))  # which does not serve on a CPU
+def test_another_checkout_gives_the_same_bytes(target: str, tmp_path: Path) -> None:
+    text = (ROOT / "configs" / "demo.yaml").read_text()
+    rendered = []
+    for folder in (tmp_path / "one", tmp_path / "two" / "deeper"):
+        (folder / "configs").mkdir(parents=True)
+        (folder / "configs" / "demo.yaml").write_text(text)
+        made = made_of(folder / "configs" / "demo.yaml")
+        rendered.append(files_of(target, made, folder=folder / "deploy"))
+    assert rendered[0] == rendered[1]
+    assert str(tmp_path) not in "".join(rendered[0].values())

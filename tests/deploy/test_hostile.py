@@ -14,19 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.deploy.deployment import Deployment, deployment
+from specserve.deploy.deployment import Deployment, deployment, staging
 from specserve.errors import ProfileError, UsageError
 from specserve.profile.load import load_profile
 from specserve.sglang.options import launch_sglang
-from tests.deploy.conftest import ROOT, files_of, made_of
+from tests.deploy.conftest import LLAMA, ROOT, files_of, made_of
 
-LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 EAGLE3 = load_profile(str(ROOT / "configs" / "llama33-70b-eagle3.yaml"))
-
-
-def _keys(unit: str) -> list[str]:
-    """The sections and directives of a unit."""
-    return [line.partition("=")[0] for line in unit.split("\n") if line and not line.startswith("#")]
 
 
 _SPLIT = re.compile(r"""\s*((?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"'\\]|\\.)+)""", re.S)
@@ -89,7 +83,7 @@ def texts_of(made: Deployment) -> dict[str, str]:
 
 
 def staged_of(made: Deployment) -> list[list[str]]:
-    return [[one.model, *([f"--revision={one.revision}"] if one.revision else [])] for one in made.downloads]
+    return [staging(use) for use in made.downloads]
 
 
 def read_by_systemd(unit: str, made: Deployment, *, plan: Any = None, leader: str = "") -> None:
@@ -106,9 +100,8 @@ def read_by_systemd(unit: str, made: Deployment, *, plan: Any = None, leader: st
         argv[argv.index("--master-addr") + 1] = leader
     (start,) = found["ExecStart"]
     assert systemd_words(start, variables={"MASTER_ADDR": leader})[1:] == argv[1:]
-    for line, (model, *more) in zip(found["ExecStartPre"], staged_of(made), strict=True):
-        words = systemd_words(line, variables={})
-        assert words[: 5 + len(more)] == [*words[:4], model, *more] and words[3] == "download"
+    steps = [systemd_words(line, variables={})[3:] for line in found["ExecStartPre"]]
+    assert steps == [words[1:] for words in staged_of(made)]
     (after,) = found["ExecStartPost"]
     shell, option, script = systemd_words(after, variables={})
     assert (shell, option) == ("/bin/sh", "-c") and script.startswith("while kill -0 $MAINPID; do curl -fsS")
@@ -120,10 +113,7 @@ def read_by_systemd(unit: str, made: Deployment, *, plan: Any = None, leader: st
 
 def read_staging(script: str, made: Deployment) -> None:
     """Asserts that a shell downloads each repository."""
-    words = [word for word in shlex.split(script) if word not in ("&&", "--exclude", "--include")]
-    starts = [at for at, word in enumerate(words) if words[at : at + 2] == ["hf", "download"]]
-    wanted = [["hf", "download", *one] for one in staged_of(made)]
-    assert [words[at : at + len(one)] for at, one in zip(starts, wanted, strict=True)] == wanted
+    assert shlex.split(script) == [word for step in staged_of(made) for word in ("&&", *step)][1:]
 
 
 def read_by_compose(text: str, made: Deployment) -> None:
@@ -174,7 +164,7 @@ def filled(form: Any, text: str) -> Any:
     return [filled(one, text) for one in form] if isinstance(form, list) else form.replace("{}", text)
 
 
-def hostile(text: str, folder: Path, *more: str) -> tuple[Deployment, list[str]]:
+def hostile(text: str, *more: str) -> tuple[Deployment, list[str]]:
     """The shipped profile with this text wherever a profile takes it, and the places that do."""
     settings: list[str] = ["server.api_key_env=API_KEY"]
     taken = []
@@ -191,11 +181,13 @@ def hostile(text: str, folder: Path, *more: str) -> tuple[Deployment, list[str]]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_each_target_reads_the_words_of_the_plan(text: str, tmp_path: Path) -> None:
-    made, taken = hostile(text, tmp_path)
+def test_each_target_reads_the_words_of_the_plan(text: str) -> None:
+    made, taken = hostile(text)
     assert {"env.NOTE", "frontend.chat_template"} <= set(taken) and made.plan.env["NOTE"] == text
     (unit,) = files_of("systemd", made).values()
-    assert {*_keys(unit)} == {*_keys(*files_of("systemd", hostile("x", tmp_path)[0]).values())}
+    plain = files_of("systemd", hostile("x")[0]).values()
+    keys = [{line.partition("=")[0] for line in one.split("\n") if line[:1] != "#"} for one in (unit, *plain)]
+    assert keys[0] == keys[1]  # no section or directive more
     read_by_systemd(unit, made)
     read_by_compose(files_of("compose", made)["compose.yaml"], made)
     read_by_kubernetes(files_of("kubernetes", made)["deployment.yaml"], made)
@@ -229,11 +221,12 @@ def test_no_text_becomes_a_command_of_sglangs_script(text: str, tmp_path: Path) 
     assert done.stdout.decode().split("\0")[:-1] == [text, *launch.argv[1:]]
 
 
+TWO_NODES = ("hardware.nodes=2", "target.pipeline_parallel_size=2", "hardware.devices=~")
+
+
 @pytest.mark.parametrize("text", ["{leader}", "${MASTER_ADDR}", "$(LWS_LEADER_ADDRESS)", "--master-addr"])
-def test_the_address_of_node_0_stands_where_it_belongs_and_nowhere_else(text: str, tmp_path: Path) -> None:
-    made, _ = hostile(
-        text, tmp_path, "hardware.nodes=2", "target.pipeline_parallel_size=2", "hardware.devices=~"
-    )
+def test_the_address_of_node_0_stands_where_it_belongs_and_nowhere_else(text: str) -> None:
+    made, _ = hostile(text, *TWO_NODES)
     files = files_of("systemd", made)
     read_by_systemd(files[f"{made.name}-node0.service"], made, plan=made.ranks[0], leader="10.0.0.1")
     group = yaml.safe_load(files_of("kubernetes", made)["leaderworkerset.yaml"])["spec"]
@@ -248,9 +241,8 @@ def test_the_address_of_node_0_stands_where_it_belongs_and_nowhere_else(text: st
         assert [kubernetes_text(word) for word in words] == wanted
 
 
-def test_an_address_that_the_profile_names_stays(tmp_path: Path) -> None:
-    made, _ = hostile("x", tmp_path, "hardware.nodes=2", "target.pipeline_parallel_size=2",
-                      "engine.master_addr='{leader}'", "hardware.devices=~")  # fmt: skip
+def test_an_address_that_the_profile_names_stays() -> None:
+    made, _ = hostile("x", *TWO_NODES, "engine.master_addr='{leader}'")
     (first, _) = files_of("systemd", made).values()
     read_by_systemd(first, made, plan=made.ranks[0])
     assert "MASTER_ADDR" not in first

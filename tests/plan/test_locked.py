@@ -11,6 +11,7 @@ import pytest
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
 from specserve.plan.locking import entries, locked, model_uses, offline_problems
+from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile, fingerprint
 
 Load = Callable[[str], Profile]
@@ -46,25 +47,16 @@ alternatives:
 """
 
 
-def test_a_tokenizer_of_its_own_is_asked_for_at_the_targets_revision_as_by_vllm(profile: Load) -> None:
-    loaded = profile("target: {model: org/target, revision: v2, tokenizer: org/tok}")
-    assert [(use.model, use.revision, use.tokenizer_only) for use in model_uses(loaded)] == [
-        ("org/target", "v2", False),
-        ("org/tok", "v2", True),
-    ]
+def test_the_models_of_a_profile_are_those_that_vllm_reads_at_its_revisions(profile: Load) -> None:
+    def uses(text: str) -> list[tuple[str, str | None, bool]]:
+        return [(use.model, use.revision, use.tokenizer_only) for use in model_uses(profile(text))]
 
-
-def test_the_models_of_alternatives_are_uses_too(profile: Load) -> None:
-    named = {(use.path, use.revision) for use in model_uses(profile(TEXT))}
-    assert ("alternatives.head.model", "v1") in named and len(named) == 3
+    target = "target: {model: org/target, revision: v2"
+    assert uses(f"{target}, tokenizer: org/tok}}") == [("org/target", "v2", False), ("org/tok", "v2", True)]
+    layers = f"{target}}}\nspeculation: {{method: mtp, num_speculative_tokens: 1}}"
+    assert uses(layers) == [("org/target", "v2", False), ("org/target", None, False)]
+    assert uses(TEXT)[1:] == [("org/draft", None, False), ("org/head", "v1", False)]
     assert len(model_uses(profile(TEXT), alternatives=False)) == 2
-
-
-def test_layers_of_the_target_are_a_use_at_the_revision_of_the_speculation(profile: Load) -> None:
-    loaded = profile(
-        "target: {model: org/target, revision: v2}\nspeculation: {method: mtp, num_speculative_tokens: 1}"
-    )
-    assert model_uses(loaded)[1].revision is None
 
 
 def test_commits_take_the_place_of_revisions_and_nothing_else_changes(profile: Load, lock: Lock) -> None:
@@ -100,32 +92,23 @@ def test_the_fingerprint_of_a_locked_profile_is_that_of_its_contents(profile: Lo
 @pytest.mark.parametrize(
     "line",
     [
-        "speculation: {method: mtp, num_speculative_tokens: 1}",
-        "speculation: {method: ngram, num_speculative_tokens: 1}",
-        "target: {model: org/target, tokenizer: org/tok}",
+        "\nspeculation: {method: mtp, num_speculative_tokens: 1}",
+        "\nspeculation: {method: ngram, num_speculative_tokens: 1}",
+        "",
     ],
 )
 def test_locking_twice_leaves_the_fingerprint(profile: Load, lock: Lock, line: str) -> None:
-    once = locked(profile(line if "target" in line else f"target: {{model: org/target}}\n{line}"), lock)
+    once = locked(profile(f"target: {{model: org/target, tokenizer: org/tok}}{line}"), lock)
     assert fingerprint(locked(once, lock)) == fingerprint(once)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "target: {model: ./local}",
-        "target: {model: org/target, tokenizer: ./local}",
-        f"target: {{model: org/target}}\nspeculation: {DRAFT.replace('org/draft', './local')}",
-    ],
-)
+@pytest.mark.parametrize("model", ["org/target", "org/draft"])
 def test_two_clones_have_one_fingerprint(
-    write: Callable[..., Path], lock: Lock, tmp_path: Path, text: str
+    write: Callable[..., Path], lock: Lock, tmp_path: Path, model: str
 ) -> None:
-    from specserve.profile.load import load_profile
-
     marks = set()
     for name in ("one", "two"):
-        file = write(text, f"{name}/p.yaml")
+        file = write(TEXT.replace(model, "./local"), f"{name}/p.yaml")
         here = replace(lock, file=tmp_path / name / "p.lock.json")
         marks.add(fingerprint(locked(load_profile(file), here)))
         assert fingerprint(load_profile(file)) not in marks
@@ -144,18 +127,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_complete_cache_can_do_without_the_hub(profile: Load, lock: Lock, cache: Path) -> None:
+def test_a_complete_cache_can_do_without_the_hub_and_one_with_a_short_file_cannot(
+    profile: Load, lock: Lock, cache: Path
+) -> None:
     assert offline_problems(profile(TEXT), lock) == []
     assert offline_problems(locked(profile(TEXT), lock), lock) == []
-
-
-def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cache: Path) -> None:
     file = cache / "models--org--draft" / "snapshots" / B / "model.safetensors"
-    file.write_bytes(b"12")
-    named = "missing, or of another size: `model.safetensors` of `org/draft`"
-    assert offline_problems(profile(TEXT), lock) == [named]
-    file.unlink()
-    assert offline_problems(profile(TEXT), lock) == [named]
+    for change in (lambda: file.write_bytes(b"12"), file.unlink):
+        change()
+        named = "missing, or of another size: `model.safetensors` of `org/draft`"
+        assert offline_problems(profile(TEXT), lock) == [named]
 
 
 @pytest.mark.parametrize(

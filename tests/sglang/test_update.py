@@ -16,13 +16,6 @@ class Model(msgspec.Struct):
     model_path: A[str, Arg(help="Where.", aliases=["--model"])]
     context_length: A[Optional[int], Arg(help="h", type_parser=human_readable_int)] = None
     dtype: A[str, Arg(help="h", choices=DTYPES)] = "auto"
-    mode: A[Literal["a", "b"], "help"] = "a"
-    sizes: A[Optional[List[int]], "help"] = None
-    eager: A[bool, "help"] = False
-    lazy: A[Optional[bool], Arg(action=argparse.BooleanOptionalAction)] = None
-    fp8_backend: A[str, Arg(cli_name="--fp8", help="h")] = "x"
-    extra: A[Optional[Dict[str, Any]], Arg(type_parser=json.loads)] = None
-    capacity: A[int, "help"] = 10 * 1000
     hidden: A[bool, Arg(no_cli=True)] = False
     reasoning_parser: Optional[str] = None
 """
@@ -31,7 +24,6 @@ class ServerArgs:
     def add_cli_args(parser):
         parser.add_argument("--reasoning-parser", choices=["auto"] + names, default=None)
         parser.add_argument("--tool-call-parser", choices=["auto"] + names)
-        parser.add_argument("--old", action=DeprecatedStoreTrueAction, help="Deprecated. Use --new.")
 """
 
 
@@ -49,10 +41,13 @@ def wheel(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_wheel_becomes_a_table(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_sglang, "TABLE", tmp_path / "arguments.json")
+def test_a_wheel_becomes_a_table_and_one_that_is_not_its_own_is_found(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "arguments.json"
+    monkeypatch.setattr(update_sglang, "TABLE", table)
     assert update_sglang.main([str(wheel)]) == 0
-    assert json.loads((tmp_path / "arguments.json").read_text()) == {
+    assert json.loads(table.read_text()) == {
         "version": "9.8.7",
         "arguments": {
             "context_length": {"kind": "int", "human_int": True},
@@ -62,27 +57,6 @@ def test_a_wheel_becomes_a_table(wheel: Path, tmp_path: Path, monkeypatch: pytes
             "tool_call_parser": {"kind": "str", "choices": ["auto", "qwen"]},
         },
     }
-    assert (
-        update_sglang.arguments_of(update_sglang.sources(wheel)).items()
-        >= {
-            "capacity": {"kind": "int", "default": 10000},
-            "eager": {"kind": "bool", "form": "flag", "default": False},
-            "extra": {"kind": "dict", "form": "json"},
-            "fp8_backend": {"kind": "str", "flag": "--fp8", "default": "x"},
-            "lazy": {"kind": "bool", "form": "flag", "negatable": True},
-            "mode": {"kind": "str", "choices": ["a", "b"], "default": "a"},
-            "old": {"kind": "bool", "form": "flag", "deprecated": "Deprecated. Use --new."},
-            "sizes": {"kind": "list", "form": "many"},
-        }.items()
-    )
-
-
-def test_a_table_that_is_not_the_wheels_is_found(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "arguments.json"
-    monkeypatch.setattr(update_sglang, "TABLE", table)
-    update_sglang.main([str(wheel)])
     assert update_sglang.main(["--check", str(wheel)]) == 0
     table.write_text(table.read_text().replace('"half"', '"float"'))
     capsys.readouterr()
