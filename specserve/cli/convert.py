@@ -68,12 +68,11 @@ def convert(
 
 def _told(url: str) -> tuple[str, dict[str, dict[str, Any]], str]:
     """The root of a server, its models, and its version and metrics. Raises what Client raises."""
-    from specserve.serve.client import Client
-    from specserve.serve.requests import endpoint, fetch
+    from specserve.serve.client import Client, endpoint, fetch
 
     asked = endpoint(url, api_key_env="VLLM_API_KEY")
     models, told = Client(asked).models(), []
     for path in ("/version", "/metrics"):
         with contextlib.suppress(TrafficError):
             told.append(fetch(asked.root, path, timeout_s=5.0))
-    return asked.root, models, "\n".join(text for status, text in told if status == 200)
+    return asked.root, models, "\n".join(told)

@@ -85,8 +85,8 @@ def down(
     """
     from specserve.report.console import escaped, say
     from specserve.report.findings import failure
+    from specserve.serve.process import stop_on_signals
     from specserve.serve.records import names as known
-    from specserve.serve.signals import stop_on_signals
     from specserve.serve.watcher import stop_server
 
     hint = "`specserve ps` lists the servers"

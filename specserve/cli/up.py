@@ -100,8 +100,8 @@ def start(
     """Run the server until a signal, or leave it under a name. Raises as `running` and `launch`."""
     from specserve.report.servers import JsonView, TextView
     from specserve.serve.logs import default_log
+    from specserve.serve.process import stop_on_signals
     from specserve.serve.server import refuse_taken_port, running
-    from specserve.serve.signals import stop_on_signals
     from specserve.serve.watcher import launch
 
     view = JsonView(plan) if format == "json" else TextView(plan, stays_as=name)

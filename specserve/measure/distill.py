@@ -37,8 +37,7 @@ from specserve.profile.schema import Profile, Speculation
 from specserve.profile.writer import write_alternatives
 from specserve.serve.batch import generate
 from specserve.serve.files import private, state_folder
-from specserve.serve.process import JsonChild, resolve_env
-from specserve.serve.signals import StopRequest, stop_on_signals
+from specserve.serve.process import JsonChild, StopRequest, resolve_env, stop_on_signals
 
 MIN_PROMPTS = 100
 """Different prompts below which a held-out part says nothing."""

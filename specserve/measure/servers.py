@@ -39,11 +39,10 @@ from specserve.measure.workloads import Workload, load, load_warm_up
 from specserve.metrics import Acceptance, EngineMetrics, Metrics, since, since_by_engine
 from specserve.plan.launch import with_port
 from specserve.serve import events
-from specserve.serve.client import Client
-from specserve.serve.process import JsonChild
-from specserve.serve.requests import RequestRefused, endpoint
+from specserve.serve.causes import signal_name
+from specserve.serve.client import Client, RequestRefused, endpoint
+from specserve.serve.process import JsonChild, StopRequest
 from specserve.serve.server import running
-from specserve.serve.signals import StopRequest, signal_name
 from specserve.vllm.versions import installed
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from specserve.measure.verdict import Judged, Kept, Verdict, judge, limits
 from specserve.metrics import Acceptance, Counters, Histogram, Metrics, read, since
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
+from specserve.serve.client import fetch
 from specserve.serve.records import locate
-from specserve.serve.requests import scrape
 
 MAX_READINGS = 120
 MIN_DRAFTS = 200
@@ -354,7 +354,8 @@ class WatchedServer:
 
     def read(self) -> Reading:
         """Return one reading. Raises TrafficError without an answer, FactError if it is no use."""
-        return Reading(time.monotonic(), read(scrape(self.endpoint.root, timeout_s=_TIMEOUT_S)))
+        text = fetch(self.endpoint.root, "/metrics", timeout_s=_TIMEOUT_S)
+        return Reading(time.monotonic(), read(text))
 
 
 def reports(

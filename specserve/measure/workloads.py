@@ -14,7 +14,7 @@ from typing import Any
 
 from specserve.errors import FactError, UsageError, quoted
 from specserve.models.facts import read_regular
-from specserve.serve.lines import Entry, entries
+from specserve.serve.batch import Entry, entries
 
 Message = Mapping[str, str]
 _SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64

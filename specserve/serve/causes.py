@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,7 +15,6 @@ from specserve.errors import LaunchError
 from specserve.profile.secrets import redacted
 from specserve.serve.events import Phase
 from specserve.serve.logs import LogLine, end_of, is_disk_full, parse
-from specserve.serve.signals import signal_name
 
 _TRACEBACK = "Traceback (most recent call last):"
 _STACK_CHARACTERS = 60_000
@@ -48,6 +48,12 @@ _ECHO = re.compile(
     r"|ProcessDiedError|ActorDiedError|ncclRemoteError|^zmq\.error|^Exception: WorkerProc"
     r"|RemoteTraceback"
 )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for one that this host does not know."""
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""vLLM as processes: started in a session of their own, found, signalled and ended as a whole."""
+"""vLLM as processes, a session that ends as a whole; and signals that ask us to stop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import operator
 import os
 import queue
+import select
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -30,14 +31,25 @@ from specserve.serve.logs import is_disk_full, open_log
 # Python's resource trackers last: with nobody left they unlink what leaked, and end.
 _GUARD = """
 sockets=$2; trap 'rm -rf "$sockets"' EXIT
+patiently() {  # for a process to end, a number of tenths of a second
+  left=$2
+  while read -r stat < "/proc/$1/stat" && [ "$left" -gt 0 ]; do
+    case ${stat##*) } in Z*) break ;; esac
+    sleep 0.1; left=$((left - 1))
+  done
+}
 read -r pid || exit; read -r end
-kill -TERM "$pid" && while kill -0 "-$pid" && [ "$1" -gt 0 ]; do sleep 1; set -- $(($1 - 1)); done
+kill -TERM "$pid" && patiently "$pid" "$1"
 for each in /proc/[0-9]*; do
   read -r stat < "$each/stat" && set -- ${stat##*) } && [ "$4" = "$pid" ] || continue
-  grep -aq resource_tracker "$each/cmdline" || kill -KILL "${each#/proc/}"
+  member=${each#/proc/}
+  grep -aq resource_tracker "$each/cmdline" && trackers="$trackers $member" && continue
+  kill -KILL "$member"; rm -f "/dev/shm/__KMP_REGISTERED_LIB_${member}_"*
 done
-sleep 3; kill -KILL "-$pid"
+for each in $trackers; do patiently "$each" 30; done
+kill -KILL "-$pid"
 """
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_WORDS_S = 3.0
 """How long a process that ended gets to complete its log and its messages."""
 _KERNEL_PATIENCE_S, _TRACKER_PATIENCE_S = 30.0, 3.0
@@ -57,6 +69,45 @@ def session(leader: int) -> list[psutil.Process]:
                 if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                     found.append(process)
     return found
+
+
+def send_all(
+    processes: Iterable[psutil.Process], number: int, *, spares_trackers: bool = False
+) -> int:
+    """A signal to each; returns how many got it.
+
+    `spares_trackers`: not to Python's resource trackers, which unlink what leaked once they are
+    alone, and end.
+    """
+    sent = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            command = " ".join(process.cmdline())
+            if not (spares_trackers and "multiprocessing.resource_tracker" in command):
+                process.send_signal(number)
+                sent += 1
+    return sent
+
+
+def clear_session(leader: int, traces: Iterable[Path] = ()) -> bool:
+    """Kill what is left of a session, remove what it held. Returns whether it took SIGKILL.
+
+    Raises FactError if the kernel keeps a process.
+    """
+    began_s, sent = time.monotonic(), 0
+    held = {*traces, *files.traces(process.pid for process in session(leader))}
+    while left := session(leader):
+        waited_s = time.monotonic() - began_s
+        if waited_s > _KERNEL_PATIENCE_S:
+            pids = ", ".join(str(each.pid) for each in left)
+            raise FactError(
+                f"the kernel has not ended process {pids}",
+                hint="it is waiting for a device or a disk: see `dmesg`",
+            )
+        sent += send_all(left, signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
+        time.sleep(0.02)
+    files.remove(held)
+    return sent > 0
 
 
 def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
@@ -103,12 +154,14 @@ class Child:
             self._traces = frozenset([Path(sockets)])
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "guard", f"{grace_s:.0f}", sockets],
+                ["/bin/sh", "-c", _GUARD, "guard", f"{10 * grace_s:.0f}", sockets],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            assert self._guard.stdin is not None
+            told = self._guard.stdin.fileno()
             self._popen = subprocess.Popen(
                 list(argv),
                 env={files.SOCKETS_VARIABLE: sockets, **env},
@@ -116,6 +169,8 @@ class Child:
                 stdout=subprocess.PIPE if speaks else log,
                 stderr=log,
                 start_new_session=True,
+                # the child tells the guard itself: we may be killed at any moment
+                preexec_fn=lambda: os.write(told, b"%d\n" % os.getpid()),  # noqa: PLW1509
             )
         except OSError as error:
             with contextlib.suppress(AttributeError):  # the guard itself did not start
@@ -129,9 +184,6 @@ class Child:
         finally:
             os.close(log)
         self.pid = self._popen.pid
-        assert self._guard.stdin is not None
-        self._guard.stdin.write(b"%d\n" % self.pid)
-        self._guard.stdin.flush()
 
     def _end_guard(self) -> None:
         self._guard.kill()
@@ -165,41 +217,12 @@ class Child:
         """Remember what the living processes hold: a killed process cannot remove it."""
         self._traces |= files.traces(process.pid for process in self.members())
 
-    def send_all(self, number: int, *, spares_trackers: bool = True) -> int:
-        """A signal to every member; returns how many got it.
-
-        Python's resource trackers are spared: with nobody left they unlink what leaked, and end.
-        """
-        sent = 0
-        for process in self.members():
-            with contextlib.suppress(psutil.Error, OSError):
-                command = " ".join(process.cmdline())
-                if not (spares_trackers and "multiprocessing.resource_tracker" in command):
-                    process.send_signal(number)
-                    sent += 1
-        return sent
-
     def clear(self) -> bool:
-        """Kill what is left, remove what it held. Returns whether it took SIGKILL.
-
-        Raises FactError if the kernel keeps a process.
-        """
-        began_s, sent = time.monotonic(), 0
-        self.note_traces()
-        while left := self.members():
-            waited_s = time.monotonic() - began_s
-            if waited_s > _KERNEL_PATIENCE_S:
-                pids = ", ".join(str(each.pid) for each in left)
-                raise FactError(
-                    f"the kernel has not ended process {pids}",
-                    hint="it is waiting for a device or a disk: see `dmesg`",
-                )
-            sent += self.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
-            time.sleep(0.02)
+        """Clear its session; the guard goes too. Returns and raises as `clear_session`."""
+        killed = clear_session(self.pid, self._traces)
         self.wait()
         self._end_guard()
-        files.remove(self._traces)
-        return sent > 0
+        return killed
 
     def stalled_s(self, limit_s: float) -> float | None:
         """The limit, or a lower one, if log, disk and CPU have stood still for so long; else None.
@@ -272,3 +295,51 @@ class JsonChild(Child):
         self._outbox.put(None)
         for thread in self._threads:
             thread.join(_LAST_WORDS_S)
+
+
+class StopRequest:
+    """Set once or more, by a signal handler or a thread. (threading.Event may deadlock there.)"""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.signal: int | None = None
+        self.count = 0
+
+    def request(self, number: int = signal.SIGTERM, _frame: object = None) -> None:
+        """Ask for the stop; the first signal is remembered, the second means `at once`."""
+        self.signal = self.signal or number
+        if number != signal.SIGHUP or not self.count:  # a closing terminal may send it twice
+            self.count += 1
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a request newer than the last wait, or the time; whether one was ever made."""
+        if select.select([self._read], [], [], timeout_s)[0]:
+            with contextlib.suppress(OSError):
+                os.read(self._read, 64)
+        return self.count > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGINT, SIGTERM and SIGHUP become requests instead of exceptions. For the main thread.
+
+    A SIGHUP that is ignored (`nohup`) stays ignored.
+    """
+    with StopRequest() as stop:
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = _SIGNALS[:-1] if is_nohup else _SIGNALS
+        before = {number: signal.signal(number, stop.request) for number in numbers}
+        try:
+            yield stop
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -20,12 +20,12 @@ import psutil
 
 from specserve.errors import FactError, SpecserveError, UsageError, quoted, system_reason
 from specserve.files import write_whole
-from specserve.serve import files, requests
+from specserve.serve import files
 from specserve.serve.causes import died
+from specserve.serve.client import Endpoint, endpoint, is_healthy, metrics
 from specserve.serve.events import Phase
 from specserve.serve.files import Process, identity, private, read_own, state_folder
 from specserve.serve.process import session
-from specserve.serve.requests import Endpoint, endpoint
 
 _MOST_BYTES = 1 << 20
 _ANSWERS_WITHIN_S = 3.0
@@ -55,6 +55,7 @@ class Record:
     api_key_env: str = ""
     leader: Process | None = None
     traces: tuple[str, ...] = ()
+    shutdown_timeout_s: float = 0.0
     state: State = "starting"
     end: str = ""
     cause: str = ""
@@ -83,6 +84,7 @@ class Record:
             all(isinstance(each, str) for each in (*texts, *self.settings, *self.traces))
             and self.state in ("starting", "ready", "stopping")
             and isinstance(self.started_at_s, int | float)
+            and isinstance(self.shutdown_timeout_s, int | float)
             and all(type(pid) is type(since) is int for pid, since in processes)
             and all(1 < pid < 1 << 31 for pid, _ in processes)  # 1 is init
         )
@@ -238,14 +240,14 @@ def observe(name: str) -> Seen | None:
         return Seen(name, "stopping", "the specserve that watched it was killed", record)
     if record.state != "ready":
         return Seen(name, record.state, "", record)
-    found = requests.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
+    found = metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     rate = found.total.acceptance.acceptance_rate if found else None
     for process in session(record.leader[0]) if record.leader else ():
         with contextlib.suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 why = f"its process {process.pid} was stopped (SIGSTOP): `kill -CONT {process.pid}`"
                 return Seen(name, "hung", why, record, rate)
-    if requests.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S):
+    if is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S):
         return Seen(name, "ready", "", record, rate)
     why = f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
     return Seen(name, "silent", why, record, rate)

@@ -14,14 +14,13 @@ from specserve.errors import Interrupted, LaunchError, TrafficError, UsageError
 from specserve.hardware.host import holder
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
-from specserve.serve.causes import stalled
+from specserve.serve.causes import signal_name, stalled
+from specserve.serve.client import is_healthy
 from specserve.serve.events import OnEvent, Phase
 from specserve.serve.logs import LogTail
-from specserve.serve.process import Child, resolve_env
-from specserve.serve.requests import is_healthy
-from specserve.serve.signals import StopRequest, signal_name
+from specserve.serve.process import Child, StopRequest, resolve_env, send_all
 
-_TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 1.0
+_TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 0.25
 _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 5.0, 2.0
 _KV_CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
@@ -97,7 +96,7 @@ class RunningServer:
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Wait until someone asks for the stop. Raises LaunchError if it ends by itself.
 
-        `on_tick` is called about once a second.
+        `on_tick` is called a few times a second.
         """
         while not self.stop.wait(_CHECK_S):
             self.check()
@@ -127,7 +126,7 @@ class RunningServer:
                 with contextlib.suppress(OSError):
                     os.kill(child.pid, number)
             else:
-                child.send_all(number, spares_trackers=False)
+                send_all(child.members(), number)
             ends_s = began_s + grace_s
             while child.is_running() and time.monotonic() < ends_s and self.stop.count < 2:
                 self.stop.wait(0.05)  # or for a second Ctrl-C

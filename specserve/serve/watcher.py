@@ -23,12 +23,17 @@ from specserve.serve import events, files, records
 from specserve.serve.events import OnEvent
 from specserve.serve.files import identity
 from specserve.serve.logs import default_log, open_log
-from specserve.serve.process import resolve_env, session
+from specserve.serve.process import (
+    StopRequest,
+    clear_session,
+    resolve_env,
+    session,
+    stop_on_signals,
+)
 from specserve.serve.records import Record, boot_id, end_of, reap
 from specserve.serve.server import refuse_taken_port, running
-from specserve.serve.signals import StopRequest, stop_on_signals
 
-_REPAIRED_WITHIN_S = 3.0
+_REPAIRED_WITHIN_S, _GUARDED_WITHIN_S = 3.0, 10.0
 _KEPT = frozenset({"name", "target", "speculation", "alternatives", "expect", "hardware"})
 """Sections whose settings of a command line are recorded: of `env` and the like nothing is."""
 
@@ -64,6 +69,7 @@ def launch(
         url=plan.url,
         drafts=f"{speculation.get('method', '')}{f' K={k}' if k else ''}",
         api_key_env=plan.api_key_env or "",
+        shutdown_timeout_s=plan.shutdown_timeout_s,
     )
     log = open_log(log_path)
     pipe, theirs = Pipe()
@@ -177,11 +183,17 @@ def main() -> None:
 def stop_server(name: str, *, stop: StopRequest) -> Record | None:
     """End a server and forget it; returns its last record, None without one.
 
-    Raises FactError if its file stays.
+    Without its watcher its guard ends it; it is killed if that is gone too, or at a second Ctrl-C.
+    Raises FactError if its file stays, or the kernel keeps a process.
     """
-    record, sent = _read_patiently(name), 0
+    record, sent, alone_s = _read_patiently(name), 0, 0.0
     while record is not None and (record.is_watched or record.is_running):
-        if record.is_watched and sent < 1 + (stop.count >= 2):  # a second Ctrl-C
+        if not record.is_watched:
+            alone_s = alone_s or time.monotonic()
+            ends_s = alone_s + record.shutdown_timeout_s + _GUARDED_WITHIN_S
+            if record.leader and (stop.count >= 2 or time.monotonic() > ends_s):
+                clear_session(record.leader[0], map(Path, record.traces))
+        elif sent < 1 + (stop.count >= 2):
             sent += 1
             with contextlib.suppress(OSError):
                 os.kill(record.watcher[0], signal.SIGTERM)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.serve.lines import entries
+from specserve.serve.batch import entries
 
 ROOT = Path(__file__).parents[2]
 Ended = Callable[..., tuple[int, str]]

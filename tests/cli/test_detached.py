@@ -23,9 +23,9 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve import records
+from specserve.serve.client import is_healthy
+from specserve.serve.process import StopRequest
 from specserve.serve.records import locate
-from specserve.serve.requests import is_healthy
-from specserve.serve.signals import StopRequest
 from specserve.serve.watcher import stop_server
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"

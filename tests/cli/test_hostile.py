@@ -77,7 +77,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits on time, made short."""
     monkeypatch.setattr("specserve.serve.client._SHORT_S", 1.0)
     monkeypatch.setattr("specserve.serve.client._ANSWER_S", 1.0)
-    monkeypatch.setattr("specserve.serve.requests._PATIENCE", 0.2)
+    monkeypatch.setattr("specserve.serve.client._PATIENCE", 0.2)
 
 
 def said_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:

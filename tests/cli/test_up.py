@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report import servers
 from specserve.serve import events
-from specserve.serve.requests import is_healthy
+from specserve.serve.client import is_healthy
 from specserve.serve.server import refuse_taken_port
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
@@ -186,26 +187,44 @@ def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
 
 
 LAUNCH = """
-import sys
+import os, subprocess, sys
 from specserve.cli.up import start
+class Popen(subprocess.Popen):
+    def __init__(self, command, **more):
+        super().__init__(command, **more)
+        if "launching" in sys.argv and command[0] != "/bin/sh":
+            os.kill(os.getpid(), 9)
+subprocess.Popen = Popen
 from specserve.plan.launchplan import LaunchPlan
 port, argv = int(sys.argv[1]), tuple(sys.argv[2:])
-start(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {}, {}, "127.0.0.1", port, "tiny", 30.0, 5.0))
+start(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {}, {}, "127.0.0.1", port, "tiny", 30.0, 0.5))
 """
 
 
-@pytest.mark.parametrize("fault", [(), ("--fault", "ignore-signals")], ids=["serving", "starting"])
-def test_a_specserve_that_is_killed_takes_vllm_along(fault: tuple[str, ...], tmp_path: Path) -> None:
-    server = plan(*fault)
+@pytest.mark.parametrize("when", ["launching", "starting", "serving"])
+def test_a_specserve_that_is_killed_takes_vllm_along(when: str, tmp_path: Path) -> None:
+    server = plan("--model", when, *(() if when == "serving" else ("--fault", "ignore-signals")))
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", LAUNCH, str(server.port), *server.argv]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not (is_healthy(server.url) or (fault and "Loading weights" in log_of(tmp_path))):
-            assert process.poll() is None
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if is_healthy(server.url) if when == "serving" else "Loading weights" in log_of(tmp_path):
+                process.kill()
             time.sleep(0.05)
-        members = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-    gone, alive = psutil.wait_procs(members, timeout=120)
-    assert len(gone) >= 3 and not alive
+    assert process.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while left := [*started_in(tmp_path), *tmp_path.glob("specserve-*")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def started_in(state: Path) -> Iterator[psutil.Process]:
+    """Processes whose state folder this is, the guard among them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_there = process.status() != psutil.STATUS_ZOMBIE
+            if is_there and process.environ().get("SPECSERVE_STATE_DIR") == str(state):
+                yield process
 
 
 def log_of(state: Path) -> str:

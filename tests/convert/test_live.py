@@ -141,8 +141,8 @@ def test_a_server_tells_its_model_and_k_and_the_rest_is_open(capsys: pytest.Capt
         ({"/v1/models": '{"data": [{"id": "m", "owned_by": "sglang"}]}'}, 2, "is not vLLM's"),
         ({"/v1/models": '{"data": []}'}, 2, "is not vLLM's"),
         ({"/v1/models": '{"data": [{"id": "--x", "owned_by": "vllm"}]}'}, 2, "is not vLLM's"),
-        ({"/v1/models": "[1]"}, 2, "there is no OpenAI API"),
-        ({}, 2, "there is no OpenAI API"),
+        ({"/v1/models": "[1]"}, 2, "is no list of models"),
+        ({}, 2, "there is no `/v1/models`"),
         (
             {
                 "/v1/models": '{"data": [{"id": "m", "owned_by": "vllm", "root": 1}]}',

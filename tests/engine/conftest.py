@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from specserve.hardware.host import free_port
-from specserve.serve.requests import is_healthy
+from specserve.serve.client import is_healthy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer

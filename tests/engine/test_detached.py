@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from specserve.serve.requests import is_healthy
+from specserve.serve.client import is_healthy
 
 if TYPE_CHECKING:
     from tests.engine.conftest import StartUp, Up

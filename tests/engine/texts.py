@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.metrics import Acceptance, total_acceptance
-from specserve.serve.requests import metrics
+from specserve.serve.client import metrics
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up

@@ -9,8 +9,8 @@ import pytest
 
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import records
+from specserve.serve.process import StopRequest
 from specserve.serve.records import Record
-from specserve.serve.signals import StopRequest
 from specserve.serve.watcher import launch, stop_server
 from tests.serve.conftest import FakePlan, fake_plan
 

@@ -25,9 +25,9 @@ from specserve.report.formats import github, report_json, sarif
 from specserve.report.servers import JsonView, TextView, table
 from specserve.report.text import json_document
 from specserve.serve import events, records
+from specserve.serve.client import shown
 from specserve.serve.files import private
 from specserve.serve.records import Record, Seen
-from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import Script, serving

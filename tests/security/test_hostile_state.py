@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from specserve.cli.app import _run as run
 from specserve.errors import FactError, UsageError
 from specserve.serve import records
+from specserve.serve.client import is_healthy
 from specserve.serve.files import identity, private
 from specserve.serve.logs import LogTail
 from specserve.serve.records import Record, boot_id, to_json
-from specserve.serve.requests import is_healthy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hostile_server import hostile

@@ -21,10 +21,10 @@ from specserve.errors import SpecserveError, TrafficError
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.secrets import redacted
 from specserve.report.findings import crash, failure
-from specserve.serve import causes, requests
+from specserve.serve import causes, client
+from specserve.serve.client import Endpoint, endpoint
 from specserve.serve.events import Phase
 from specserve.serve.records import Record
-from specserve.serve.requests import Endpoint, endpoint
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-7f3a/never+anywhere=19c2"
@@ -167,10 +167,10 @@ AT = Endpoint("http://127.0.0.1:9", KEY)
 
 def test_a_server_a_transport_or_a_parser_that_echoes_the_key_does_not_put_it_on_the_screen() -> None:
     for status in (302, 400, 401, 404, 429, 500):
-        error: SpecserveError = requests.of_status(AT, status, ECHO)
+        error: SpecserveError = client.refusal(AT, "/v1", status, ECHO)
         assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
     for raised in (OSError(ECHO), HTTPException(ECHO), ValueError(ECHO)):
-        with pytest.raises(TrafficError) as caught, requests.failing(AT):
+        with pytest.raises(TrafficError) as caught, client.failing(AT):
             raise raised
         assert leaks(failure(caught.value)) == []
 

@@ -14,7 +14,7 @@ from specserve.errors import ProfileError
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.report.findings import StderrNotices
-from specserve.serve.requests import endpoint
+from specserve.serve.client import endpoint
 from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]

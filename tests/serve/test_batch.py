@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.lines import Entry, entries
+from specserve.serve.batch import Entry, entries
 
 
 def only(raw: bytes) -> Entry:

@@ -10,8 +10,7 @@ import pytest
 
 from specserve.errors import TrafficError, UsageError
 from specserve.metrics import Acceptance
-from specserve.serve.client import Answer, Client
-from specserve.serve.requests import endpoint
+from specserve.serve.client import Answer, Client, endpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import Script, serving
@@ -164,7 +163,7 @@ def test_a_server_without_models() -> None:
 def test_another_kind_of_server() -> None:
     with (
         serving(Script()) as url,
-        pytest.raises(TrafficError, match=r"there is no OpenAI API at .*/wiki/v1") as error,
+        pytest.raises(TrafficError, match=r"there is no `/v1/models` at .*/wiki \(404\)") as error,
     ):
         Client(endpoint(f"{url}/wiki", api_key_env=None)).ask("hi", on_text=lambda _kind, _text: None)
     assert "root URL" in str(error.value.hint)

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import records
+from specserve.serve.client import is_healthy
 from specserve.serve.files import identity
-from specserve.serve.process import session
+from specserve.serve.process import StopRequest, session
 from specserve.serve.records import Record, Seen, boot_id, observe, observe_all, only_server
-from specserve.serve.requests import is_healthy
-from specserve.serve.signals import StopRequest
 from specserve.serve.watcher import launch, stop_server
 
 FakePlan = Callable[..., LaunchPlan]
@@ -131,12 +131,19 @@ def test_both_processes_may_be_killed_and_the_next_command_tidies_up(start: Star
 
 
 @pytest.mark.parametrize("fault", ["ignore-sigterm", "orphan"])
+@pytest.mark.parametrize("is_guarded", [True, False])
 def test_a_server_without_its_watcher_that_does_not_end_is_killed_after_its_time(
-    start: Start, fault: str
+    start: Start, fault: str, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = start("--fault", fault, shutdown_timeout_s=3)
+    monkeypatch.setattr("specserve.serve.watcher._GUARDED_WITHIN_S", 60.0 if is_guarded else 0.0)
+    record = start("--fault", fault, shutdown_timeout_s=0.5)
+    assert record.leader is not None
+    (guard,) = [each for each in psutil.Process(record.watcher[0]).children() if each.pid != record.leader[0]]
+    os.kill(record.watcher[0], signal.SIGSTOP)  # else it ends the guard's session
+    if not is_guarded:
+        guard.kill()
     os.kill(record.watcher[0], signal.SIGKILL)
-    if fault == "ignore-sigterm":
+    if not is_guarded:
         assert "was killed" in wait_for("demo", "stopping").detail
     stop_now()
     assert nothing_is_left(record)

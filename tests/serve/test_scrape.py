@@ -10,11 +10,15 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.hardware.host import free_port
-from specserve.serve import requests
-from specserve.serve.requests import MOST_BYTES, scrape
+from specserve.serve import client
+from specserve.serve.client import MOST_BYTES, fetch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, serving
+
+
+def scrape(url: str, *, timeout_s: float = 5.0) -> str:
+    return fetch(url, "/metrics", timeout_s=timeout_s)
 
 
 def test_the_text_comes_as_it_is() -> None:
@@ -48,7 +52,7 @@ def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gzip", 200, "is compressed"),
         ("elsewhere", 200, "redirects (302)"),
         (None, 401, "wants an API key (401)"),
-        (None, 404, "there are no metrics"),
+        (None, 404, "there is no `/metrics`"),
         (None, 500, "failed (500)"),
     ],
 )
@@ -56,7 +60,7 @@ def test_every_other_answer_is_an_error_in_a_bounded_time(
     fault: str | None, status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine may pause between two bytes: only the limit on the whole answer may end these.
-    monkeypatch.setattr(requests, "_PATIENCE", 0.01 if fault == "trickle" else 3)
+    monkeypatch.setattr(client, "_PATIENCE", 0.01 if fault == "trickle" else 3)
     patience_s = 0.2 if fault == "silent" else 60.0
     with serving(Script(fault=fault, status=status)) as url, pytest.raises(TrafficError) as error:
         scrape(url, timeout_s=patience_s)

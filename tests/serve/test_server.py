@@ -18,11 +18,10 @@ import pytest
 from specserve.errors import Interrupted, LaunchError, TrafficError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
+from specserve.serve.client import is_healthy
 from specserve.serve.events import Phase
-from specserve.serve.process import Child
-from specserve.serve.requests import is_healthy
+from specserve.serve.process import Child, StopRequest
 from specserve.serve.server import RunningServer, running
-from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
 ALL_PHASES = [Phase.ENGINE, Phase.WEIGHTS, Phase.KV_CACHE, Phase.API]

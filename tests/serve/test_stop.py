@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from specserve.serve.signals import StopRequest, stop_on_signals
+from specserve.serve.process import StopRequest, stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -28,8 +28,7 @@ import yaml
 from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.verify.judge import LOSSY, Tally, judge_sampled, tally
 from specserve.measure.verify.run import VerifySession, load_prompts, results_of
-from specserve.serve.client import Client
-from specserve.serve.requests import endpoint
+from specserve.serve.client import Client, endpoint
 from tests.measure.simulated import SCENARIOS, Scenario, simulated
 from tests.soak.conftest import DEMO, ROOT, Server, Traffic, figures
 

@@ -35,7 +35,7 @@ from specserve.measure.bench.summary import speedup, summarise
 from specserve.measure.servers import REST_S, Measurement, Outlet, described
 from specserve.measure.verdict import needed, verdict
 from specserve.serve.files import state_folder
-from specserve.serve.signals import StopRequest, stop_on_signals
+from specserve.serve.process import StopRequest, stop_on_signals
 
 
 class Bench(Measurement):

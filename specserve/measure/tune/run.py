@@ -31,7 +31,7 @@ from specserve.measure.tune.choose import Choice, Row, steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.serve.signals import stop_on_signals
+from specserve.serve.process import stop_on_signals
 
 MAX_NOISE = 0.10
 """A cell whose speedup is not known within this share is measured again."""

@@ -29,10 +29,9 @@ from specserve.measure.verify.judge import (
 )
 from specserve.measure.workloads import Prompt, read
 from specserve.metrics import Metrics, since_by_engine
-from specserve.serve.client import Client
+from specserve.serve.client import Client, NoChatTemplate, RequestRefused, shown
+from specserve.serve.process import stop_on_signals
 from specserve.serve.records import locate
-from specserve.serve.requests import NoChatTemplate, RequestRefused, shown
-from specserve.serve.signals import stop_on_signals
 
 TOP = 20
 """How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""

@@ -22,8 +22,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.servers import LoadGenerator, Running, Sent, _environment
 from specserve.measure.workloads import Prompt
 from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics
-from specserve.serve.client import Client
-from specserve.serve.requests import endpoint
+from specserve.serve.client import Client, endpoint
 from tests.measure.bench.making import request
 
 HEAD = """

@@ -25,7 +25,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.summary import speedup
 from specserve.measure.verdict import PAYS, needed, verdict
-from specserve.serve.signals import StopRequest
+from specserve.serve.process import StopRequest
 from tests.measure.bench.making import Connected, request
 
 VARIANTS = (Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2"))
