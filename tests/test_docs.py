@@ -80,6 +80,17 @@ def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
     assert {link for link in files if not (document.parent / link).exists()} == set()
 
 
+HISTORY = ("measurements.md", "demo-pair.md", "ci.md")
+"""Documents that name what was there when something was measured, or is not there yet."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    text = "" if document.name in HISTORY else document.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:specserve|tests|scripts|docs|configs)/[\w./-]+)", text))
+    assert {name for name in named if "NAME" not in name and not (ROOT / name).exists()} == set()
+
+
 PROMISING = [
     *DOCUMENTS,
     ROOT / "Makefile",
