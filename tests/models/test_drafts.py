@@ -23,17 +23,15 @@ def test_no_draft_stands_there_twice_and_the_page_says_how_many_there_are() -> N
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_names_its_models_a_method_and_a_public_page(entry: Draft) -> None:
+def test_an_entry_names_its_models_a_method_and_a_public_page_and_its_figures_can_be_true(
+    entry: Draft,
+) -> None:
     for name in filter(None, (entry.target, entry.model)):
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
     assert entry.method in METHODS
     assert entry.model or (METHODS[entry.method].in_target and "model" not in METHODS[entry.method].needs)
     assert entry.sources and all(source.url.startswith("https://") for source in entry.sources)
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", source.date) for source in entry.sources if source.date)
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_the_figures_of_an_entry_can_be_true(entry: Draft) -> None:
     assert entry.num_speculative_tokens is None or 1 <= entry.num_speculative_tokens <= 32
     for said in entry.reported:
         assert said.length or said.rate or said.speedup

@@ -56,29 +56,22 @@ def test_facts_of_the_hub_are_those_of_the_files(model: Path, hub: HubServer) ->
     assert not hub.sent("README") and not hub.sent("original")
 
 
-def test_small_files_are_downloaded_once_and_the_rest_is_asked_for(model: Path, hub: HubServer) -> None:
+def test_what_was_looked_at_is_downloaded_once_and_known_offline_by_its_commit_alone(
+    model: Path, hub: HubServer
+) -> None:
     first = read_model("org/m")
     hub.requests.clear()
     assert read_model("org/m") == first
     assert {request.path.rpartition("/")[2].partition("?")[0] for request in hub.requests} == {
         "main", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
     }  # fmt: skip
-
-
-def test_what_was_only_looked_at_is_known_offline_by_its_commit(model: Path, hub: HubServer) -> None:
-    facts = read_model("org/m")
+    # to vLLM, a branch would make a whole model of the small files
+    assert not (hub_cache() / "models--org--m" / "refs").exists()
     hub.close()
     known = read_model("org/m", revision=COMMIT, offline=True)
-    assert (known.origin, known.config, known.tensors) == ("cache", facts.config, None)
+    assert (known.origin, known.config, known.tensors) == ("cache", first.config, None)
     with pytest.raises(FactError):
         read_model("org/m", offline=True)
-
-
-def test_no_branch_of_the_hub_cache_leads_to_what_was_only_looked_at(model: Path, hub: HubServer) -> None:
-    """vLLM would take the small files alone for a whole model, and an older snapshot for gone."""
-    read_model("org/m")
-    assert (hub_cache() / "models--org--m" / "snapshots" / COMMIT / "config.json").exists()
-    assert not (hub_cache() / "models--org--m" / "refs").exists()
 
 
 def test_a_branch_that_moves_is_followed(model: Path, hub: HubServer, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,22 +18,19 @@ from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 COMMIT = "a" * 40
 
 
-def cached(model: str, *, commit: str = COMMIT, ref: str | None = "main", **kwargs: Any) -> Path:
-    """A model in the Hub cache, its weights as a link to a blob."""
+def cached(model: str, *, commit: str = COMMIT, ref: str = "main") -> Path:
+    """A model in the Hub cache."""
     repository = hub_cache() / f"models--{model.replace('/', '--')}"
-    folder = write_model(repository / "snapshots" / commit, **kwargs)
-    if ref:
-        file = repository / "refs" / ref
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(commit)
+    folder = write_model(repository / "snapshots" / commit)
+    file = repository / "refs" / ref
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(commit)
     return folder
 
 
 def test_a_directory_is_read_with_everything_in_it(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", files={"generation_config.json": b'{"temperature": 0.6}'})
-
     facts = read_model(str(folder))
-
     assert (facts.origin, facts.model, facts.commit) == ("directory", str(folder), None)
     assert facts.config == CONFIG
     assert facts.generation_config == {"temperature": 0.6}
@@ -43,12 +39,10 @@ def test_a_directory_is_read_with_everything_in_it(tmp_path: Path) -> None:
     assert facts.files["tokenizer.json"].path == folder / "tokenizer.json"
     assert facts.files["model.safetensors"].size_bytes == (folder / "model.safetensors").stat().st_size
     assert facts.broken == {}
-
-
-def test_a_relative_path_starts_at_the_folder(tmp_path: Path) -> None:
-    write_model(tmp_path / "a" / "m")
-    for name in ("./m", "m", "../a/m"):
-        assert read_model(name, folder=tmp_path / "a").config == CONFIG
+    for name in ("./m", "m", "./m/../m"):  # a relative path starts at the folder
+        assert read_model(name, folder=tmp_path).config == CONFIG
+    (folder / "generation_config.json").write_text("{")
+    assert read_model(str(folder)).generation_config is None
 
 
 @pytest.mark.parametrize("name", ["org/name", "gpt2", "", "x" * 5000, "a\0b"])
@@ -65,7 +59,6 @@ def test_what_does_not_exist_and_looks_like_no_path_is_none(tmp_path: Path, name
         ("org/na me", "not_found", "neither"),
         ("org/..", "not_found", "neither"),
         ("", "not_found", "neither"),
-        ("a\nb", "not_found", "neither"),
     ],
 )
 def test_what_can_be_no_model_is_refused_before_anybody_is_asked(name: str, cause: str, words: str) -> None:
@@ -83,7 +76,6 @@ def test_a_revision_cannot_lead_out_of_the_cache(revision: str) -> None:
 def test_the_cache_answers_for_a_branch_and_for_a_commit() -> None:
     folder = cached("org/m")
     cached("org/m", commit="b" * 40, ref="refs/pr/4")
-
     facts = read_model("org/m")
     assert (facts.origin, facts.commit, facts.revision) == ("cache", COMMIT, None)
     assert facts.files["config.json"].path == folder / "config.json"
@@ -100,10 +92,11 @@ def test_a_spoiled_ref_is_no_ref(ref: str) -> None:
 
 
 def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FactError, match="is not in the Hub cache, and the Hub is not asked") as error:
+    with pytest.raises(
+        FactError, match="`org/m` at `v1` is not in the Hub cache, and the Hub is not"
+    ) as error:
         read_model("org/m", revision="v1", offline=True)
-    assert "`org/m` at `v1`" in error.value.message and error.value.cause == "offline"
-    assert "specserve pull" in (error.value.hint or "")
+    assert error.value.cause == "offline" and "specserve pull" in (error.value.hint or "")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FactError, match="HF_HUB_OFFLINE is set"):
         read_model("org/m")
@@ -121,49 +114,49 @@ def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
 )
 def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place: str) -> None:
     assert str(hub_cache(env)) == place
-    clean = {
-        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "XDG_"))
-    }
-    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    ours = ("HF_", "HUGGING", "XDG_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    from huggingface_hub import constants
+
+    code = f"exec(open({constants.__file__!r}).read()); print(HF_HUB_CACHE)"  # the file alone: soon read
     done = subprocess.run([sys.executable, "-c", code], env={**clean, **env}, capture_output=True, check=True)
     assert done.stdout.decode().strip() == place
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        (b"", "not valid JSON"),
-        (b"[1]", "is not a JSON object"),
-        (b"null", "is not a JSON object"),
-        (b'{"a": }', "Expecting value: line 1 column 7"),
-        (b"\xff\xfe\x00", "not valid JSON"),
-        (b'{"a":' * 100_000, "recursion"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "4300 digits"),
-        (b" " * (65 << 20), "larger than 64 MiB"),
+        ("config.json", b"", "not valid JSON"),
+        ("config.json", b"[1]", "is not a JSON object"),
+        ("config.json", b'{"a": }', "Expecting value: line 1 column 7"),
+        ("config.json", b"\xff\xfe\x00", "not valid JSON"),
+        ("config.json", b'{"a":' * 100_000, "recursion"),
+        ("config.json", b'{"a": ' + b"9" * 5000 + b"}", "4300 digits"),
+        ("config.json", b" " * (65 << 20), "larger than 64 MiB"),
+        ("model.safetensors.index.json", b"{}", "has no `weight_map`"),
+        ("model.safetensors.index.json", b'{"weight_map": []}', "has no `weight_map`"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 1}}', "has no `weight_map`"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../x"}}', "has no `weight_map`"),
     ],
 )
-def test_a_configuration_that_is_none_is_a_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
-    write_model(tmp_path, files={"config.json": content})
+def test_a_file_that_is_none_is_a_clear_error(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    write_model(tmp_path, files={name: content})
     with pytest.raises(FactError, match=words) as error:
         read_model(str(tmp_path))
-    assert "config.json" in error.value.message
+    assert name in error.value.message
 
 
-@pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "device", "dangling"])
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "/dev/zero"])
 def test_a_configuration_that_is_no_file_counts_as_absent(tmp_path: Path, kind: str) -> None:
     write_model(tmp_path)
     file = tmp_path / "config.json"
     file.unlink()
-    if kind == "loop":
-        file.symlink_to(file)
-    elif kind == "pipe":
+    if kind == "pipe":
         os.mkfifo(file)
     elif kind == "folder":
         file.mkdir()
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
     else:
-        file.symlink_to("nowhere")
+        file.symlink_to(file if kind == "loop" else kind)
     with pytest.raises(FactError, match=r"has no config\.json"):
         read_model(str(tmp_path))
 
@@ -171,52 +164,24 @@ def test_a_configuration_that_is_no_file_counts_as_absent(tmp_path: Path, kind: 
 def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path) -> None:
     one, two = ({name: TENSORS[name]} for name in list(TENSORS)[:2])
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    write_model(
-        tmp_path,
-        tensors=None,
-        files={
-            "model-1.safetensors": safetensors(one),
-            "model-2.safetensors": safetensors(two),
-            "other.safetensors": b"never read",
-            "model.safetensors.index.json": json.dumps(index).encode(),
-        },
-    )
+    files = {
+        "model-1.safetensors": safetensors(one),
+        "model-2.safetensors": safetensors(two),
+        "other.safetensors": b"never read",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    write_model(tmp_path, tensors=None, files=files)
     assert set(read_model(str(tmp_path)).tensors or ()) == {*one, *two}
-
     (tmp_path / "model-2.safetensors").unlink()
     facts = read_model(str(tmp_path))
     assert facts.tensors is None
     assert facts.broken == {"model-2.safetensors": "`model-2.safetensors` is missing"}
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        {},
-        {"weight_map": []},
-        {"weight_map": {"a": 1}},
-        {"weight_map": {"a": "../x"}},
-        {"weight_map": {"a": []}},
-    ],
-)
-def test_an_index_that_is_none_is_an_error(tmp_path: Path, index: object) -> None:
-    write_model(tmp_path, files={"model.safetensors.index.json": json.dumps(index).encode()})
-    with pytest.raises(FactError, match="has no `weight_map`"):
-        read_model(str(tmp_path))
-
-
-def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) -> None:
-    write_model(tmp_path, files={"model.safetensors": safetensors()[:-5]})
-    facts = read_model(str(tmp_path))
-    assert facts.tensors is None and facts.config == CONFIG
-    assert "truncated" in facts.broken["model.safetensors"]
-
-
 def test_weights_of_torch_have_no_tensors_to_show(tmp_path: Path) -> None:
     write_model(tmp_path, tensors=None, files={"pytorch_model.bin": b"x", "training_args.bin": b"x"})
     facts = read_model(str(tmp_path))
-    assert facts.weight_files == ("pytorch_model.bin",)
-    assert (facts.tensors, facts.broken) == (None, {})
+    assert (facts.weight_files, facts.tensors, facts.broken) == (("pytorch_model.bin",), None, {})
 
 
 def test_a_model_in_mistrals_own_format_is_not_read_and_not_called_broken(tmp_path: Path) -> None:
@@ -226,11 +191,6 @@ def test_a_model_in_mistrals_own_format_is_not_read_and_not_called_broken(tmp_pa
     with pytest.raises(FactError, match=r"has no config\.json") as error:
         read_model(str(tmp_path))
     assert error.value.cause == "unsupported"
-
-
-def test_a_generation_config_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    write_model(tmp_path, files={"generation_config.json": b"{"})
-    assert read_model(str(tmp_path)).generation_config is None
 
 
 def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:

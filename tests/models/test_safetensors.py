@@ -24,23 +24,14 @@ def header(**entries: Any) -> bytes:
     return json.dumps(entries).encode()
 
 
-def test_types_and_shapes_are_those_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "m.safetensors"
+def test_types_and_shapes_are_those_of_the_file_and_the_weights_are_not_read(tmp_path: Path) -> None:
+    file, size = tmp_path / "m.safetensors", 1 << 40
     file.write_bytes(safetensors(metadata={"format": "pt"}))
-
-    found = read_header(file)
-
-    assert found == {name: Tensor(dtype, shape) for name, (dtype, shape) in TENSORS.items()}
-
-
-def test_the_weights_are_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "sparse.safetensors"
-    size = 1 << 40
+    assert read_header(file) == {name: Tensor(dtype, shape) for name, (dtype, shape) in TENSORS.items()}
     content = raw(header(w=entry("U8", [size], [0, size])))
     with file.open("wb") as stream:
         stream.write(content)
         stream.truncate(len(content) + size)
-
     assert read_header(file)["w"].size_bytes == size
 
 
@@ -53,15 +44,12 @@ def test_an_empty_tensor_and_half_bytes_are_fine() -> None:
     ("content", "words"),
     [
         (b"", "` is truncated, a Git LFS pointer, or not"),
-        (b"1234567", "` is truncated, a Git LFS pointer, or not"),
         (raw(b"{}", length=1 << 60), "` is truncated, a Git LFS pointer, or not"),
         (raw(b"{}", length=3), "` is truncated, a Git LFS pointer, or not"),
         (safetensors()[:-1], "truncated: 1 of 1312 bytes of its tensors are missing"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "Git LFS pointer"),
         (raw(b"[]"), "is not a JSON object"),
         (raw(b"{"), "not valid JSON: Expecting property name"),
-        (raw(b"\xff\xfe"), "not valid JSON"),
-        (raw(b"[" * 100_000), "recursion"),
         (raw(b'{"a": ' + b"1" * 5000 + b"}"), "4300 digits"),
         (raw(header(a=[])), "type, shape and bytes of `a` do not agree"),
         (raw(header(a=entry("F32", ["2"], [0, 8])), body=8), "type, shape and bytes of `a` do not agree"),
@@ -79,15 +67,6 @@ def test_a_file_that_vllm_could_not_open_is_named_with_what_is_wrong(
         read_header(file)
     assert words in error.value.message
     assert "`m.safetensors`" in error.value.message
-
-
-def test_a_header_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "m.safetensors"
-    with file.open("wb") as stream:
-        stream.write((1 << 30).to_bytes(8, "little"))
-        stream.truncate(2 << 30)
-    with pytest.raises(FactError, match="is truncated, a Git LFS pointer, or not"):
-        read_header(file)
 
 
 def test_a_type_of_tomorrow_is_unknown_and_not_broken(tmp_path: Path) -> None:

@@ -11,34 +11,23 @@ from specserve.vllm.versions import installed
 
 
 @pytest.mark.parametrize(
-    ("method", "model", "other"),
+    ("method", "model", "found"),
     [
-        ("draft_model", "org/EAGLE-LLaMA3-8B", "eagle"),
-        ("draft_model", "/data/Eagle3-runs/llama-1b", "eagle3"),
-        ("draft_model", "z-lab/Qwen3-8B-DFlash", "dflash"),
-        ("draft_model", "deepseek-ai/dspark_qwen3_8b", "dspark"),
-        ("mtp", "org/eagle3-mtp", "eagle3"),
-        ("draft_model", "org/eagle-and-eagle3", "eagle"),
+        ("draft_model", "org/EAGLE-LLaMA3-8B", ("eagle", "eagle-")),
+        ("draft_model", "/data/Eagle3-runs/llama-1b", ("eagle3", "eagle3")),
+        ("draft_model", "z-lab/Qwen3-8B-DFlash", ("dflash", "dflash")),
+        ("draft_model", "deepseek-ai/dspark_qwen3_8b", ("dspark", "dspark")),
+        ("mtp", "org/eagle3-mtp", ("eagle3", "eagle3")),
+        ("draft_model", "org/eagle-and-eagle3", ("eagle", "eagle-")),
+        ("eagle3", "org/eagle-head", None),
+        ("custom_class", "eagle3.Proposer", None),
+        ("draft_model", "org/beagle_1b", None),
     ],
 )
-def test_a_name_that_tells_a_head_makes_it_one(method: str, model: str, other: str) -> None:
-    found = retyped(method, model)
-    assert found is not None and found[0] == other and found[1] in model.lower()
-
-
-@pytest.mark.parametrize(
-    ("method", "model"),
-    [
-        ("eagle3", "org/eagle-head"),
-        ("dflash", "org/eagle3"),
-        ("ngram", "eagle3"),
-        ("custom_class", "eagle3.Proposer"),
-        ("draft_model", "org/beagle_1b"),
-        ("draft_model", "org/Llama-3.2-1B"),
-    ],
-)
-def test_a_method_that_is_said_plainly_or_a_plain_name_is_kept(method: str, model: str) -> None:
-    assert retyped(method, model) is None
+def test_a_name_that_tells_a_head_makes_it_one_unless_the_method_is_said_plainly(
+    method: str, model: str, found: tuple[str, str] | None
+) -> None:
+    assert retyped(method, model) == found
 
 
 @pytest.mark.vllm
