@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import hypothesis
 import pytest
@@ -108,3 +110,28 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hypothesis.settings.register_profile("specserve", deadline=None)
     hypothesis.settings.load_profile("specserve")
+
+
+Ask = Callable[[Sequence[Sequence[str]]], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def ask_vllm() -> Iterator[Ask]:
+    """Asks the installed vLLM's parser about command lines, each the words after `vllm serve`; one child for all."""
+    command = [sys.executable, "-m", "tests.parser_child"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        requests, replies = child.stdin, child.stdout
+        assert requests and replies
+
+        def ask(lines: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+            answers = []
+            for number, argv in enumerate(lines):
+                requests.write(json.dumps({"id": number, "argv": list(argv)}) + "\n")
+                requests.flush()
+                answers.append(json.loads(replies.readline()))
+            assert [answer["id"] for answer in answers] == list(range(len(lines)))
+            return answers
+
+        yield ask
+        requests.close()
+    assert child.returncode == 0

@@ -21,7 +21,7 @@ from specserve.errors import SpecserveError
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
 from specserve.vllm.versions import installed, table
-from tests.convert.conftest import Ask
+from tests.conftest import Ask
 
 DATA = Path(__file__).parents[1] / "data"
 NAMES = {"python": "offline.py", "yaml": "compose.yaml"}

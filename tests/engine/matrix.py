@@ -147,3 +147,49 @@ adapters | - | llama | - | enable_lora: true, max_lora_rank: 16
 a model with positions of its own | - | gpt2
 """,
 )
+_HEAD = 'vllm: "==0.32.*"\nhardware: {accelerator: cpu}\ntarget: {model: ./llama, max_model_len: 1024}\n'
+DRAFT = "method: draft_model, model: ./llama-draft, num_speculative_tokens: 4"
+WHOLE = "{enable_chunked_prefill: false, max_num_seqs: 4, max_num_batched_tokens: N}"
+PARALLEL = f"{DRAFT}, parallel_drafting: true"
+HEAD_3 = "method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3"
+NGRAM = "method: ngram, num_speculative_tokens: 4"
+WINDOW = "prompt_lookup_min: 2, prompt_lookup_max: 4"
+ALONE = "SD501"
+"""What vLLM alone names: `lint` has no rule for it, and `check` shows it where vLLM is asked."""
+
+
+def _edge(name: str, speculation: str | None, engine: str = "{}", code: str | None = None) -> Case:
+    block = f"speculation: {{{speculation}}}\n" if speculation else ""
+    return Case(f"static rules: {name}", f"{_HEAD}{block}engine: {engine}\n", code=code)
+
+
+BORDERS = (
+    _edge("a draft", DRAFT),
+    _edge("a window", f"{NGRAM}, {WINDOW}"),
+    _edge("a window of one size", f"{NGRAM}, prompt_lookup_min: 3, prompt_lookup_max: 3"),
+    _edge("layers without K", "method: mtp", code="SD007"),
+    _edge("async with n-grams", f"{NGRAM}, {WINDOW}", "{async_scheduling: true}", ALONE),
+    _edge("async with a draft", DRAFT, "{async_scheduling: true}"),
+    _edge("async, unpadded", f"{HEAD_3}, disable_padded_drafter_batch: true", "{async_scheduling: true}", ALONE),
+    _edge(
+        "another vocabulary, sampled",
+        f"{DRAFT}, use_heterogeneous_vocab: true, draft_sample_method: probabilistic",
+        code=ALONE,
+    ),
+    _edge("adaptive verification on a CPU", f"{DRAFT}, enable_adaptive_verification: true", code=ALONE),
+    _edge("LoRA, a token short", DRAFT, "{enable_lora: true, max_num_seqs: 64, max_num_batched_tokens: 319}", "SD138"),
+    _edge("LoRA, enough", DRAFT, "{enable_lora: true, max_num_seqs: 64, max_num_batched_tokens: 320}"),
+    _edge("fewer tokens than requests", DRAFT, "{max_num_seqs: 64, max_num_batched_tokens: 63}", "SD138"),
+    _edge("a prompt in one piece", DRAFT, WHOLE.replace("N", "1023"), ALONE),
+    _edge("room for it", DRAFT, WHOLE.replace("N", "1024")),
+    _edge("no token left to schedule", DRAFT, "{max_num_seqs: 1, max_num_batched_tokens: 1}", ALONE),
+    _edge("one token left", DRAFT, "{max_num_seqs: 1, max_num_batched_tokens: 2}"),
+    _edge("all slots of parallel drafts", PARALLEL, "{max_num_seqs: 1, max_num_batched_tokens: 4}", ALONE),
+    _edge("one slot more", PARALLEL, "{max_num_seqs: 1, max_num_batched_tokens: 5}"),
+    _edge("a draft longer than its target", f"{DRAFT}, max_model_len: 2048", code=ALONE),
+    _edge("a draft shorter than its target", f"{DRAFT}, max_model_len: 512"),
+    _edge("three ranks of one", f"{DRAFT}, draft_tensor_parallel_size: 3", code="SD104"),
+    _edge("block verification", f"{DRAFT}, rejection_sample_method: block"),
+    _edge("local argmax", f"{DRAFT}, use_local_argmax_reduction: true"),
+    _edge("no drafts", None, "{max_num_batched_tokens: 128, max_num_seqs: 128}"),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The matrix of mistakes, through vLLM itself: it ends each case where the matrix says."""
+"""The matrix of mistakes, through vLLM itself: it ends each case where the matrix says, and where lint says, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND, Case
+from specserve.diagnostics import Severity
+from specserve.profile.load import load_profile
+from tests.checks.judging import judge
+from tests.engine.matrix import ALONE, BORDERS, FAILS_LOADING, REFUSED, SOUND, Case
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -41,7 +44,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     """What vLLM's configuration says to every case, from one process."""
     folder = tmp_path_factory.mktemp("matrix")
     lines = []
-    for case in (*REFUSED, *FAILS_LOADING, *SOUND):
+    for case in (*REFUSED, *FAILS_LOADING, *SOUND, *BORDERS):
         case.lay_out(folder)
         lines.append(json.dumps({"name": case.name, "kwargs": case.kwargs(folder)}))
     answers = child("configure.py", "--one-process", text="\n".join(lines) + "\n")
@@ -58,6 +61,17 @@ def test_vllm_refuses_a_mistake_in_its_configuration(case: Case, refusals: Mappi
 @pytest.mark.parametrize("case", (*FAILS_LOADING, *SOUND), ids=lambda case: case.name)
 def test_vllm_configures_the_rest(case: Case, refusals: Mapping[str, str | None]) -> None:
     assert refusals[case.name] is None
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("case", BORDERS, ids=lambda case: case.name)
+def test_lint_calls_an_error_exactly_what_vllm_refuses(
+    case: Case, refusals: Mapping[str, str | None], tmp_path: Path
+) -> None:
+    findings = judge(load_profile(case.lay_out(tmp_path)))
+    errors = {finding.code for finding in findings if finding.severity is Severity.ERROR} - {"SD127"}
+    assert errors == ({case.code} if case.code else set()) - {ALONE}
+    assert (refusals[case.name] is not None) == (case.code is not None), refusals[case.name]
 
 
 @pytest.mark.engine

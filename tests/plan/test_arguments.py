@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from specserve.profile.schema import Profile
 from specserve.vllm import versions
 from specserve.vllm.arguments import Argument
 from specserve.vllm.versions import known_versions, table
+from tests.conftest import Ask
 
 Load = Callable[[str], Profile]
 ROOT = Path(__file__).parents[2]
@@ -146,25 +144,18 @@ server: {served_model_name: nice, host: "::1", port: 9}
 
 @pytest.mark.vllm
 @pytest.mark.installed
-def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: Callable[..., Path]) -> None:
+def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(
+    write: Callable[..., Path], ask_vllm: Ask
+) -> None:
     found = versions.installed()
     assert found is not None
     known = table(found.version)
     files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]
     names = [str(file) for file in [*files, write(EVERYTHING)]]
     made = [prepare(name, LaunchOptions(vllm=known.minor, starts=False)) for name in names]
-    lines = [json.dumps({"id": at, "argv": plan.argv[2:]}) for at, (_, plan) in enumerate(made)]
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.parser_child"],
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
-    for (loaded, plan), line in zip(made, child.stdout.splitlines(), strict=True):
-        read = json.loads(line)["arguments"]
+    answers = ask_vllm([plan.argv[2:] for _, plan in made])
+    for (loaded, plan), answer in zip(made, answers, strict=True):
+        read = answer["arguments"]
         assert read.pop("model_tag") == plan.engine_kwargs["model"]
         said = {name: value for name, value in plan.engine_kwargs.items() if name != "model"}
         for section, values in ((known.engine, loaded.engine), (known.frontend, loaded.frontend)):
