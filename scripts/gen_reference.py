@@ -244,7 +244,7 @@ it is not known. `specserve schema` prints the JSON Schema of a profile, which i
 """
 _GOLDEN = FOLDER.parents[1] / "tests" / "golden"
 _OUTPUTS: Mapping[str, str] = {
-    "`lint` and `check`": "report/three.json",
+    "`lint` and `check`": "report/findings.json",
     "`plan`": "plan/llama8b-eagle3-schedule.json",
     "`diff`": "report/diff.json",
     "`verify`": "report/verify-wrong.json",

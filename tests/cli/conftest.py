@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from specserve.cli.app import _run
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
+
+Told = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Runs a command, which ends with this exit code: its stdout and its stderr."""
+
+    def run(code: int, *words: object) -> tuple[str, str]:
+        assert _run([str(word) for word in words]) == code
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.serve.batch import entries
 
+Write = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
 Ended = Callable[..., tuple[int, str]]
 DEMO = json.loads((ROOT / "demo/target/config.json").read_text(encoding="utf-8"))
@@ -53,23 +53,16 @@ MODELS: dict[str, tuple[str, dict[str, Any] | None, str]] = {
     "unreadable": (with_number("hidden_size", DIGITS), None, "Exceeds the limit"),
     "layers": (with_number("num_hidden_layers", "1000000000"), None, "is not known without vLLM"),
     "infinite": (with_number("num_attention_heads", "1e999"), None, "is not known without vLLM"),
-    "text": (with_number("hidden_size", '"4096"'), None, "is '4096': expected a whole number"),
-    "factor": (
-        with_number("rope_scaling", f'{{"type": "yarn", "factor": 1e400, "x": {HUGE}}}'),
-        None,
-        "no weights",
-    ),
     "name": (json.dumps(DEMO), {LAYER.format(DIGITS): EMPTY, "x": EMPTY}, "holds no tokenizer"),
-    "empty": (json.dumps(DEMO), {LAYER.format(0): EMPTY}, "holds no tokenizer"),
-    "shape": (json.dumps(DEMO), {"x": {**EMPTY, "shape": [10**99]}}, "do not agree"),
     "offset": (json.dumps(DEMO), {"x": {**EMPTY, "data_offsets": [0, 10**99]}}, "do not agree"),
 }
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "role"), [*((name, "target") for name in MODELS), ("unreadable", "draft"), ("offset", "draft")]
+)
 def test_a_model_folder_that_cannot_be_meant_is_a_finding(
-    name: str, role: str, write: Callable[..., Path], ended: Ended
+    name: str, role: str, write: Write, ended: Ended
 ) -> None:
     config, header, words = MODELS[name]
     folder = write(config, "model/config.json").parent
@@ -86,18 +79,6 @@ def test_a_model_folder_that_cannot_be_meant_is_a_finding(
     assert words in said or role == "draft", said  # without weights a draft is no model at all
 
 
-def test_a_layer_of_5000_digits_is_no_layer(ended: Ended, write: Callable[..., Path]) -> None:
-    """Beside a tensor with bytes, so that the file can be read."""
-    folder = write(json.dumps(DEMO), "model/config.json").parent
-    full = {"dtype": "BF16", "shape": [2, 64], "data_offsets": [0, 256]}
-    content = weights({LAYER.format(DIGITS): EMPTY, f"model.layers.0.x.{DIGITS}": full}) + bytes(256)
-    (folder / "model.safetensors").write_bytes(content)
-    for more in ("", "speculation: {method: mtp, num_speculative_tokens: 1}\n"):
-        profile = write(f"target: {{model: {folder}, max_model_len: 512}}\n{more}")
-        code, said = ended("check", profile, "--no-ask", "--offline", "--assume", "1xH100-80GB", "-v")
-        assert code in (0, 1) and (more or "GiB" in said)
-
-
 LONG = "a" * 300
 
 
@@ -107,12 +88,10 @@ LONG = "a" * 300
         (["up", "configs/demo.yaml", "--detach", "--name", LONG], "use at most 63 lower-case letters"),
         (["up", "configs/demo.yaml", "--detach", "--name", ""], "`` is not a valid server name"),
         (["up", "configs/demo.yaml", "--detach", "--name", "../x"], "`../x` is not a valid server name"),
-        (["ask", "hi", "--server", LONG], "is too long for the name of a file"),
         (["watch", LONG, "--once"], "is too long for the name of a file"),
         (["verify", LONG], "is too long for the name of a file"),
         (["bench", LONG, "--dry-run"], "file name too long"),
         (["lint", LONG], "is too long for the name of a file"),
-        (["drafts", LONG], "is too long for the name of a file"),
         (["plan", "configs/demo.yaml", "--vllm", f"0.{DIGITS}rc1"], "is not among the versions"),
         (["plan", "configs/demo.yaml", "--alternative", "x\n::error::y"], "no alternative `x\\n::error::y`"),
         (["plan", "configs/demo.yaml", "--alternative", ""], "has no alternative ``"),
@@ -129,9 +108,7 @@ def test_a_name_that_cannot_be_one_is_refused(ended: Ended, arguments: list[str]
     ("arguments", "closed", "code", "words"),
     [
         ("rules", ">&-", 2, "error: cannot write to stdout: Bad file descriptor"),
-        ("--help", ">&-", 2, "error: cannot write: Bad file descriptor"),
         ("lint configs/demo.yaml", ">&-", 0, "All checks passed"),
-        ("lint -", "<&-", 1, "the file is empty"),
         ("convert -", "<&-", 2, "found nothing in `stdin` that starts vLLM"),
         ("plan -", "<&- 2>&-", 2, ""),
     ],
@@ -166,14 +143,12 @@ def many(form: str, count: int, *, between: str = "") -> str:
 
 
 SCRIPTS = {
-    "evals": "eval " * 4000 + "vllm serve x/y\n",
-    "evals of a variable": "X='" + "a " * 9000 + "'\n" + "eval eval eval vllm serve x/y $X\n" * 50,
+    "evals": "eval " * 1000 + "vllm serve x/y\n",
+    "evals of a variable": "X='" + "a " * 2000 + "'\n" + "eval eval eval vllm serve x/y $X\n" * 20,
     "lines of eval": many("eval 'X{}=1'\n", 4000) + "vllm serve x/y\n",
     "defaults": "vllm serve " + "${a:-" * 1500 + "x" + "}" * 1500 + "\n",
-    "open defaults": "vllm serve " + "${a:-" * 20_000 + "\n",
     "arithmetic": "vllm serve x --port " + "$((" * 5000 + "1" + "))" * 5000 + "\n",
     "unknown options": "vllm serve x/y " + many("--unknown-option-{} 1 ", 1000) + "\n",
-    "misspelt options": "vllm serve x/y " + many("--max-num-seqss{} 1 ", 1000) + "\n",
     "image": f"docker run vllm/vllm-openai:v0.{DIGITS} --model x/y\n",
     "port": f"vllm serve x/y --port {DIGITS} --max-model-len {DIGITS}\n",
 }
@@ -181,7 +156,7 @@ SCRIPTS = {
 
 @pytest.mark.timeout(120)  # far above what any of them takes, and below what they took
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_read_soon_or_refused(ended: Ended, name: str, write: Callable[..., Path]) -> None:
+def test_a_script_is_read_soon_or_refused(ended: Ended, name: str, write: Write) -> None:
     code, said = ended("convert", write(SCRIPTS[name], "run.sh"))
     assert code != 2 or "error: " in said, said
 
@@ -190,32 +165,15 @@ X = "target: {model: x/y}\n"
 PROFILES = {
     "engine": X + "engine:\n" + many("  unknown_kex_number_{}: 1\n", 500),
     "one line": X + f"engine: {{compilation_config: {{{many('unknown_{}: 1', 1000, between=', ')}}}}}\n",
-    "top": X + many("unknown_kex_number_{}: 1\n", 1000),
     "alternatives": X + "alternatives:\n" + many("  a{}: {{method: ngrm, k: 1}}\n", 2000),
     "range": X + f"vllm: '{many('>=0.{}', 20_000, between=',')}'\n",
     "version": X + f"vllm: '>=0.{DIGITS}'\n",
     "numbers": f"target: {{model: x/y, max_model_len: {DIGITS}}}\nengine: {{seed: -{HUGE}, block_size: 1e400}}\n",
-    "depth": "target: " + "{a: " * 20_000 + "1" + "}" * 20_000 + "\n",
-    "aliases": "a: &a [x, x, x, x]\n" + many("b{0}: &b{0} [*a, *a, *a, *a, *a, *a]\n", 3000),
 }
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_judged_soon(ended: Ended, name: str, write: Callable[..., Path]) -> None:
+def test_a_profile_is_judged_soon(ended: Ended, name: str, write: Write) -> None:
     code, said = ended("lint", write(PROFILES[name]))
     assert code == 1 and "Found" in said, said[-500:]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (json.dumps({"prompt": "a", **{f"k{n}": 1 for n in range(30_000)}}), None),
-        ('{"prompt": "a", "seed": ' + DIGITS + "}", "Exceeds the limit"),
-        ("[" * 100_000, "nested too deeply"),
-        (json.dumps({"messages": [{"role": "user", **{f"k{n}": n for n in range(30_000)}}]}), None),
-    ],
-)
-def test_a_line_of_a_batch_is_read_in_linear_time(line: str, words: str | None) -> None:
-    (entry,) = entries(line.encode())
-    assert (words or "") in (entry.error or "") and bool(words) is bool(entry.error)

@@ -11,32 +11,31 @@ import pytest
 from specserve.cli.app import _run
 from specserve.models.drafts import drafts_for
 from specserve.profile.load import load_profile
+from tests.cli.conftest import Told
 
+Write = Callable[..., Path]
+Captured = pytest.CaptureFixture[str]
 TARGET = "openai/gpt-oss-120b"
 HEAD = "nebius/EAGLE3-gpt-oss-20b"
 
 
-def test_a_profile_and_a_quantized_copy_have_the_drafts_of_their_target(
-    capsys: pytest.CaptureFixture[str], write: Callable[..., Path]
-) -> None:
+def test_a_profile_and_a_quantized_copy_have_the_drafts_of_their_target(told: Told, write: Write) -> None:
     file = write("target: {model: org/gpt-oss-120b-FP8-dynamic}\n")
-    assert _run(["drafts", str(file), "--format", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(told(0, "drafts", file, "--format", "json")[0])
     assert (shown["version"], shown["target"]) == (1, "org/gpt-oss-120b-FP8-dynamic")
     models = {row["draft"]["model"] for row in shown["drafts"]}
     assert models == {None, *(draft.model for draft in drafts_for(TARGET))}
     assert all(row["draft"]["sources"] and not row["is_refused"] for row in shown["drafts"])
 
 
-def test_a_target_without_drafts_is_told_what_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["drafts", "org/unknown"]) == 0
-    text = capsys.readouterr().out
+def test_a_target_without_drafts_is_told_what_needs_none(told: Told) -> None:
+    text, _ = told(0, "drafts", "org/unknown")
     assert text.startswith("no published draft for org/unknown is in the catalogue")
     assert "`ngram` and `suffix` need no draft" in text
 
 
 def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
-    capsys: pytest.CaptureFixture[str], write: Callable[..., Path]
+    capsys: Captured, write: Write
 ) -> None:
     file = write("""\
         # ours
@@ -75,21 +74,18 @@ def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
     ],
 )
 def test_what_cannot_be_read_or_written_is_an_error(
-    capsys: pytest.CaptureFixture[str], write: Callable[..., Path], target: str, draft: list[str], said: str
+    told: Told, write: Write, target: str, draft: list[str], said: str
 ) -> None:
     file = write(target) if ":" in target else None
-    assert _run(["drafts", str(file or target), *draft]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert said in " ".join(told(2, "drafts", str(file or target), *draft)[1].split())
     assert file is None or file.read_text() == target
 
 
-def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_the_command_prints(told: Told) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "drafts.md").read_text(encoding="utf-8")
-    assert _run(["drafts", "Qwen/Qwen3-32B"]) == 0
-    text = capsys.readouterr().out
+    text, _ = told(0, "drafts", "Qwen/Qwen3-32B")
     assert f"$ specserve drafts Qwen/Qwen3-32B\n{text}```\n" in page
     assert all(len(line) <= 80 or "https://" in line for line in text.splitlines())
     command = "drafts meta-llama/Llama-3.3-70B-Instruct --assume 4xH100-80GB"
-    assert _run(command.split()) == 0
-    table, _, rest = capsys.readouterr().out.partition("\n\nnebius/EAGLE3-Llama-3.3-70B-Instruct\n")
+    table, _, rest = told(0, *command.split())[0].partition("\n\nnebius/EAGLE3-Llama-3.3-70B-Instruct\n")
     assert f"$ specserve {command}\n{table}\n…{rest[rest.index(chr(10) * 2 + 'tokens/step') :]}" in page

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,32 @@ from model_server import CLOCK, Model, serving
 QUICK = ("--temperature", "0")
 
 
+def asked(folder: Path, count: int, *more: dict[str, str]) -> tuple[str, str]:
+    """The option for so many short prompts, and these."""
+    file = folder / f"{count}.jsonl"
+    lines = [*({"prompt": f"question {number}"} for number in range(count)), *more]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return "--prompts", str(file)
+
+
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Short prompts in the place of those that ship, and a clock that only requests move."""
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
     monkeypatch.setattr("specserve.measure.verify.run.time", CLOCK)
+    monkeypatch.setattr("specserve.measure.verify.run.SHIPPED", Path(asked(tmp_path, 28)[1]))
 
 
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough greedy tokens for a verdict, in a fraction of the time."""
     monkeypatch.setattr("specserve.measure.verify.run.MAX_TOKENS", 24)
+
+
+@pytest.fixture
+def few_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each position, that is: what they are written and read in takes most of the time."""
+    monkeypatch.setattr("specserve.measure.verify.run.TOP", 8)
 
 
 def verify(*arguments: str) -> tuple[int, str]:
@@ -61,13 +76,13 @@ def outcomes(content: dict[str, Any]) -> dict[str, str]:
     return {item["name"]: item["outcome"] for item in content["smoke"]}
 
 
+@pytest.mark.usefixtures("few_scores")
 def test_a_right_server_passes_with_every_smoke_test() -> None:
     model = Model(has_template=True)
     found = verified(model)
     assert (found["version"], found["verdict"]["word"]) == (1, "LOSSLESS")
     assert any("chat" in request["path"] for request in model.requests)
-    assert set(outcomes(found).values()) == {"ok"}
-    assert list(outcomes(found)) == ["JSON schema", "stop string", "drafts"]
+    assert outcomes(found) == dict.fromkeys(("JSON schema", "stop string", "drafts"), "ok")
     greedy, sampled = found["temperatures"]
     assert greedy["tokens"] > 1000 and greedy["wrong"] == []
     error = sampled["fault_percent"]
@@ -79,8 +94,9 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
     assert not any("seed" in request for request in model.requests)
 
 
+@pytest.mark.usefixtures("few_scores")
 def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() -> None:
-    with serving(Model(heat=1.25, wrong_every=50, cost_s=0.2)) as url:
+    with serving(Model(heat=1.25, wrong_every=50, cost_s=0.5)) as url:
         code, text = verify(url)
     assert code == 1
     answer, _, rest = " ".join(text.split()).partition(f" measured `small` at {url}: ")
@@ -89,33 +105,26 @@ def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() ->
     assert answer.endswith(
         "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
     )
-    assert " came, " in rest and "the target prefers " in rest
-    assert "xcluded" not in text and max(map(len, text.splitlines())) <= 80
+    assert " came, " in rest and "the target prefers " in rest and "xcluded" not in text
 
 
 @pytest.mark.usefixtures("short_answers")
-def test_details_are_behind_a_switch() -> None:
-    with serving(Model()) as url:
-        (_, text), (_, whole) = verify(url, "-t", "0"), verify(url, "-t", "0", "-v")
-    assert "T = 0 " not in text
-    assert "  T = 0     LOSSLESS: " in whole
-    assert '  ok        JSON schema: {"city": "Oslo"}' in whole.splitlines()
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not() -> None:
-    found = verified(Model(noise=0.1), *QUICK)
-    assert found["verdict"]["word"] == "LOSSLESS"
+def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not(tmp_path: Path) -> None:
+    assert verified(Model(noise=0.1), *QUICK)["verdict"]["word"] == "LOSSLESS"
     assert verified(Model(wrong_every=40), *QUICK, code=1)["verdict"]["word"] == "LOSSY"
+    # suspects are cleared by a second score
+    assert verified(Model(shaky=True), *QUICK)["verdict"]["word"] == "LOSSLESS"
+    assert verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1))["verdict"]["word"] == "NO FAULT FOUND"
 
 
 @pytest.mark.usefixtures("short_answers")
 def test_a_few_tokens_from_anywhere_are_lossy() -> None:
-    found = verified(Model(stray_every=40, cost_s=0.2), "-t", "0.4", code=1)
+    found = verified(Model(stray_every=40, cost_s=0.5), "-t", "0.4", code=1)
     fault = found["verdict"]["sentence"]
     assert "of the least likely 0.01 %" in fault and fault.endswith("at T = 0.4")
 
 
+@pytest.mark.usefixtures("short_answers")
 @pytest.mark.parametrize(
     ("fault", "test"),
     [
@@ -124,27 +133,21 @@ def test_a_few_tokens_from_anywhere_are_lossy() -> None:
         ({"drafts": False}, "drafts"),
     ],
 )
-def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
-    found = verified(Model(**fault), "--temperature", "0", code=1)
+def test_a_smoke_test_finds_its_fault(
+    fault: dict[str, Any], test: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.measure.verify.run._FEW_TOKENS", 500)
+    found = verified(Model(**fault), *QUICK, code=1)
     assert found["verdict"]["word"] == "LOSSLESS" and found["has_failed"] is True
     assert [name for name, outcome in outcomes(found).items() if outcome == "not ok"] == [test]
 
 
 @pytest.mark.usefixtures("short_answers")
-def test_suspects_are_cleared_by_a_second_score_the_furthest_behind_first(tmp_path: Path) -> None:
-    found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1))
-    assert found["verdict"]["word"] == "NO FAULT FOUND"
-    found = verified(Model(shaky=True), *QUICK)
-    assert found["verdict"]["word"] == "LOSSLESS"
-
-
-@pytest.mark.usefixtures("short_answers")
 def test_what_cannot_be_tried_is_skipped_with_why() -> None:
-    found = verified(Model(speculates=False), "--temperature", "0")
+    found = verified(Model(speculates=False), *QUICK)
     skipped = {item["name"]: item["detail"] for item in found["smoke"] if item["outcome"] == "skipped"}
     assert "does not speculate" in skipped["drafts"]
-    hidden = verified(Model(shows_metrics=False), "--temperature", "0")
-    assert outcomes(hidden)["drafts"] == "skipped"
+    assert outcomes(verified(Model(shows_metrics=False), *QUICK))["drafts"] == "skipped"
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -154,37 +157,32 @@ def test_another_server_scores_the_text() -> None:
     assert (found["against"], found["verdict"]["word"]) == (other, "LOSSLESS")
     assert {"prompt_logprobs" in request for request in model.requests} == {True}
     with serving(Model(weights=1)) as other:
-        found = verified(Model(cost_s=0.5), "--against", other, code=1)
+        found = verified(Model(cost_s=1.0), "--against", other, code=1)
     assert [each["verdict"]["word"] for each in found["temperatures"]] == ["LOSSY", "LOSSY"]
 
 
 def test_a_short_run_says_what_it_excludes() -> None:
-    options = ("--seconds", "1")
-    found = verified(Model(cost_s=0.02), *options)
+    found = verified(Model(cost_s=0.02), "--seconds", "1")
     assert found["verdict"]["word"] == "NO FAULT FOUND" and not found["has_failed"]
     greedy, sampled = found["temperatures"]
     assert 0 < greedy["excluded_percent"] < 10 and sampled["excluded_percent"] > 5
-    with serving(Model(cost_s=0.02)) as url:
-        _, text = verify(url, *options)
-    assert text.startswith("NO FAULT FOUND: no difference seen. Excluded with 99 % confidence: ")
-    assert "exclude smaller faults." in text
 
 
 def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> None:
     found = verified(Model(cost_s=1.0), "--seconds", "1", "-t", "0,0.7,1")
     assert [each["answers"] for each in found["temperatures"]] == [8, 8, 8]
-    assert found["verdict"]["word"] == "NO FAULT FOUND"
 
 
 @pytest.mark.usefixtures("short_answers")
 def test_a_run_keeps_to_its_time() -> None:
     """Greedy text has a third of it, the smoke tests a quarter."""
-    found = verified(Model(cost_s=0.3, weights=2), "--seconds", "60", "-t", "0,1.7")
+    found = verified(Model(cost_s=0.6, weights=2), "--seconds", "60", "-t", "0,1.7")
     assert found["elapsed_s"] <= 60
     greedy, sampled = found["temperatures"]
     assert sampled["answers"] > greedy["answers"] >= 8
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_a_slow_first_score_is_not_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("specserve.report.verify.VerifyProgress.show", lambda _, text: lines.append(text))
@@ -193,30 +191,16 @@ def test_a_slow_first_score_is_not_part_of_the_time_limit(monkeypatch: pytest.Mo
     assert found["verdict"]["word"] == "LOSSLESS" and found["elapsed_s"] < 60
 
 
-def asked(folder: Path, count: int) -> tuple[str, str]:
-    """The option for so many prompts."""
-    file = folder / f"{count}.jsonl"
-    file.write_text("".join(f'{{"prompt": "question {number}"}}\n' for number in range(count)))
-    return "--prompts", str(file)
-
-
-def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "mine.jsonl"
-    lines = [{"prompt": f"question {number}"} for number in range(20)]
-    file.write_text(
-        "".join(json.dumps(line) + "\n" for line in [*lines, {"id": "long", "prompt": "x" * 500}])
-    )
-    model = Model(longest_prompt=300)
-    found = verified(model, *QUICK, "--prompts", str(file))
+@pytest.mark.usefixtures("short_answers")
+def test_the_first_64_prompts_are_asked_and_those_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    long = {"id": "long", "prompt": "x" * 500}
+    found = verified(Model(longest_prompt=300), *QUICK, *asked(tmp_path, 20, long))
     assert list(found["unused_prompts"]) == ["long"]
     assert found["temperatures"][0]["answers"] == 20
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_of_a_long_file_the_first_64_prompts_are_asked(tmp_path: Path) -> None:
     assert verified(Model(), *QUICK, *asked(tmp_path, 70))["temperatures"][0]["answers"] == 64
 
 
+@pytest.mark.usefixtures("short_answers")
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -237,6 +221,7 @@ def test_a_server_that_cannot_be_verified_is_an_error_with_its_cause(
     assert says in raised.value.message
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_the_key_of_a_url_is_vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     with serving(Model(key="secret")) as url:
@@ -261,33 +246,19 @@ def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...
     assert says in raised.value.message
 
 
-def interrupted(url: str, began: Callable[[], object]) -> None:
-    """Ctrl-C, when it has begun, ends it at once, without a verdict."""
-    command = [sys.executable, "-m", "specserve", "verify", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        began()
-        time.sleep(0.5)  # a signal in the few instructions before Python waits is seen only after the wait
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+def test_ctrl_c_ends_it_at_once_without_a_verdict() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which does not even tell its models
+        command = [sys.executable, "-m", "specserve", "verify", f"127.0.0.1:{silent.getsockname()[1]}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            connection, _ = silent.accept()
+            time.sleep(
+                0.5
+            )  # a signal in the few instructions before Python waits is seen only after the wait
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+            connection.close()
     assert (process.returncode, out) == (130, b"")
     assert b"interrupted before there was a verdict" in err  # not that it did not answer in time
-
-
-def test_ctrl_c_ends_it_at_once() -> None:
-    model = Model(wait_s=30.0)
-
-    def asked() -> None:
-        while not model.requests:
-            time.sleep(0.05)
-
-    with serving(model) as url:
-        interrupted(url, asked)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # which does not even tell its models
-        connections: list[socket.socket] = []
-        interrupted(
-            f"http://127.0.0.1:{silent.getsockname()[1]}", lambda: connections.append(silent.accept()[0])
-        )
-        connections[0].close()
 
 
 class Rubbish(BaseHTTPRequestHandler):
@@ -319,9 +290,8 @@ class Rubbish(BaseHTTPRequestHandler):
     [
         (200, b"[1, 2"), (200, b"[]"), (200, b"[" * 100_000), (200, b'{"choices": null}'), (200, b"\xff"),
         (200, b'{"choices": [{"token_ids": ["x"], "prompt_token_ids": [1], "text": "a"}]}'),
-        (200, b'{"choices": [{"token_ids": [1], "prompt_token_ids": [1], "prompt_logprobs": [{"1": 7}]}]}'),
         (200, b'{"choices": [{"token_ids": [1], "prompt_token_ids": [1]}]}'),
-        (500, b'{"error": {"message": "\\u001b[2J"}}'), (500, b"[" * 100_000), (302, b""), (404, b"<html>"),
+        (500, b'{"error": {"message": "\\u001b[2J"}}'), (404, b"<html>"),
     ],
 )  # fmt: skip
 def test_a_server_that_sends_rubbish_is_an_error_in_words(status: int, body: bytes) -> None:

@@ -47,7 +47,6 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
         _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", _forever(b"1000\r\n" + b" " * 4096 + b"\r\n")
     ),
     "gzip": _gzip,
-    "continue": lambda: _forever(b"HTTP/1.1 100 Continue\r\n\r\n"),
     "headers": lambda: _after(_HEAD, _forever(b"X-More: of it\r\n")),
     "header": lambda: _after(_HEAD + b"X-Long: ", _forever(b"x")),
     "status": lambda: _forever(b"HTTP/1.1 200 O"),
@@ -69,7 +68,7 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
         _HEAD.replace(b"200 OK", b"500 Sorry") + b'\r\n{"error": {"message": "', _forever(b"a ")
     ),
 }
-DRIPS = {"drip": _HEAD + b"\r\n", "header drip": _HEAD + b"X-Slow: ", "stream drip": _EVENTS + b"data: "}
+DRIPS = {"drip": _HEAD + b"\r\n", "stream drip": _EVENTS + b"data: "}
 """Attacks that send a byte now and then after this."""
 
 

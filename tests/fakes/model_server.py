@@ -96,8 +96,6 @@ class Model:
     fails_after: int | None = None
     """Requests after which every answer is an error 500."""
     longest_prompt: int | None = None
-    wait_s: float = 0.0
-    """Real time before each answer."""
     cost_s: float = 0.0
     """Each request takes this time of CLOCK; concurrent ones take it one after another."""
     first_score_s: float = 0.0
@@ -194,7 +192,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, {"error": "Unauthorized"})
             return
         model.requests.append({**body, "path": self.path})
-        threading.Event().wait(model.wait_s)
         model.spend(body)
         if model.fails_after is not None and len(model.requests) > model.fails_after:
             self._send(500, {"error": {"message": "EngineCore encountered an issue"}})

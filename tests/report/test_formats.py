@@ -1,4 +1,4 @@
-"""The same three findings in every format, each as its readers see it."""
+"""The same two findings in every format, each as its readers see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity, Skipped, Span
-from specserve.report.findings import concise, render, summary
+from specserve.errors import FactError, Interrupted, LaunchError, ProfileError, SpecserveError, UsageError
+from specserve.report.findings import concise, failure, render, summary
 from specserve.report.formats import github, report_json, sarif
 
 Golden = Callable[[str, str], None]
@@ -19,16 +20,16 @@ Golden = Callable[[str, str], None]
 @pytest.mark.parametrize(
     ("form", "name"),
     [
-        (lambda report: render(report.findings, stream=io.StringIO()), "three.txt"),
-        (lambda report: concise(report.findings), "three-concise.txt"),
-        (lambda report: report_json(report) + "\n", "three.json"),  # of which the reference is made
-        (lambda report: github(report.findings), "three-github.txt"),
+        (lambda report: render(report.findings, stream=io.StringIO()), "findings.txt"),
+        (lambda report: concise(report.findings), "findings-concise.txt"),
+        (lambda report: report_json(report) + "\n", "findings.json"),  # of which the reference is made
+        (lambda report: github(report.findings), "findings-github.txt"),
     ],
 )
-def test_three_findings_in_each_format(
-    form: Callable[[Report], str], name: str, three: Report, golden: Golden
+def test_two_findings_in_each_format(
+    form: Callable[[Report], str], name: str, two: Report, golden: Golden
 ) -> None:
-    golden(f"report/{name}", form(three))
+    golden(f"report/{name}", form(two))
 
 
 def test_what_did_not_run_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +71,28 @@ def test_the_last_line_counts_in_words(report: Report, text: str) -> None:
     assert summary(report) == text
 
 
-def test_both_sides_of_a_mismatch_are_in_every_format_that_shows_places(three: Report) -> None:
-    (split,) = [finding for finding in three.findings if finding.code == "SD104"]
-    report = Report((split,))
-    for text in (render([split], stream=io.StringIO()), report_json(report), github([split]), sarif(report)):
-        assert "draft asks for 2" in text
-        assert "target runs on 4" in text
-        assert "_base.yaml" in text
+BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("no.yaml", 2, 3, 2, 4))
+SHOWN = "error[SD005]: unknown key `x`\n --> no.yaml:2:3\n\nerror: bad"
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (UsageError("no such thing", hint="try that"), "error: no such thing\n\nhint: try that", 2),
+        (
+            FactError("gone", causes=("disk", "power")),
+            "error: gone\n  Caused by: disk\n  Caused by: power",
+            2,
+        ),
+        (ProfileError("bad", findings=(BAD,)), SHOWN, 2),
+        (ProfileError("bad", findings=(BAD,), exit_code=1), SHOWN, 1),
+        (
+            LaunchError("died", causes=("OOM",), log_tail=("a", "b"), log_path="/l", hint="h"),
+            "error: died\n  Caused by: OOM\n\n  the log ends with\n    | a\n    | b\n\n  full log: /l\n\nhint: h",
+            2,
+        ),
+        (Interrupted("stopped", exit_code=143), "error: stopped", 143),
+    ],
+)
+def test_each_error_says_what_and_why_and_the_way_out(error: SpecserveError, text: str, code: int) -> None:
+    assert (failure(error), error.exit_code) == (text, code)

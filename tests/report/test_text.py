@@ -13,7 +13,6 @@ import pytest
 
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile import source
-from specserve.profile.secrets import masked
 from specserve.report.findings import render
 from specserve.report.text import Column, Table
 from tests.report.conftest import Terminal
@@ -71,12 +70,6 @@ def test_lines_of_what_has_no_file_are_those_that_were_read(monkeypatch: pytest.
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a: 1\r\nb: x\n")))
     assert source.read("-") == b"a: 1\r\nb: x\n"
     assert plain(finding(Path("-"), 2, 4, 5)).splitlines()[3:] == ["2 | b: x", "  |    ^"]
-
-
-@pytest.mark.parametrize("key", ["max_num_batched_tokens", "draft_kv_bytes_per_token", "--max-tokens"])
-def test_a_number_of_tokens_is_shown_beside_its_key(key: str) -> None:
-    assert masked(key, "131072") == "131072"
-    assert "131072" not in masked("auth_token", "131072")
 
 
 @pytest.mark.parametrize(

@@ -72,17 +72,6 @@ def test_what_a_server_starts_executes_nothing_of_the_working_directory(marks: P
     assert "psutil.py" in marks.read_text()
 
 
-def test_what_pythonpath_names_is_found_by_a_server(
-    marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "my_processors.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
-    command = [sys.executable, "-c", "import my_processors"]
-    subprocess.run(command, check=True, env=resolve_env({}), stdin=subprocess.DEVNULL)
-    assert not marks.exists()
-
-
 def test_every_python_that_is_started_has_a_safe_path() -> None:
     started = [
         (path.name, match[1])

@@ -22,7 +22,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import escaped, in_one_line, json_text
 from specserve.report.findings import concise, failure, render
 from specserve.report.formats import github, report_json, sarif
-from specserve.report.servers import JsonView, TextView, table
+from specserve.report.servers import JsonView, TextView, print_log, table
 from specserve.report.text import json_document
 from specserve.serve import events, records
 from specserve.serve.client import shown
@@ -32,6 +32,7 @@ from specserve.serve.records import Record, Seen
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import Script, serving
 
+Captured = pytest.CaptureFixture[str]
 ORDERS = "\x1b[2J\x1b]0;t\x07\x9b31m\x90\x08\x7f\r\u202egnp\u2066\u2028\u200f\u061c"
 EVIL = f"a{ORDERS}b\n::error file=x,line=1::pwned\n##[error]pwned\n[click](https://evil) <script>|`%0A,:"
 _ORDER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -104,20 +105,6 @@ def test_a_finding_is_one_command_for_github_and_never_two(severity: Severity) -
     assert len(github([], skipped=[Skipped(name, "models", EVIL, "offline")]).splitlines()) == 1
 
 
-def test_a_quoted_line_of_a_profile_gives_no_order(
-    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write("x: 1\n")
-    file.write_text(
-        f"target: {{model: org/m}}\nno_such: 'a\u202egnp\u2028 \x85'\nname: '{ORDERS[-4:]}'\n",
-        encoding="utf-8",
-    )
-    for form in ("text", "concise", "json", "github", "sarif"):
-        assert run(["lint", "--format", form, str(file)]) in (1, 2)
-        captured = capsys.readouterr()
-        assert not _ORDER.search(captured.out + captured.err)
-
-
 RECORD = Record(
     name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
     alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", drafts=EVIL,
@@ -136,7 +123,7 @@ def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
 
 
 def test_a_servers_life_is_told_without_orders(
-    fake_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
+    fake_plan: Callable[..., LaunchPlan], capsys: Captured
 ) -> None:
     ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0)
     for view in (TextView(fake_plan()), JsonView(fake_plan())):
@@ -147,7 +134,7 @@ def test_a_servers_life_is_told_without_orders(
 
 
 def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
-    fake_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fake_plan: Callable[..., LaunchPlan], capsys: Captured, tmp_path: Path
 ) -> None:
     model = "'; touch PWNED; '$(touch PWNED)`touch PWNED`"
     TextView(fake_plan())(events.Ready("http://127.0.0.1:1", model, 1.0))
@@ -162,10 +149,9 @@ def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
     assert not (tmp_path / "PWNED").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--format", "json"]])
-@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize(("status", "words"), [(200, []), (200, ["--format", "json"]), (400, [])])
 def test_what_a_server_answers_gives_the_terminal_no_order(
-    status: int, words: list[str], capsys: pytest.CaptureFixture[str]
+    status: int, words: list[str], capsys: Captured
 ) -> None:
     refusal = json.dumps({"error": {"message": EVIL}})
     about: dict[str, Any] = {"has_template": False} if status == 200 else {"status": status, "body": refusal}
@@ -176,7 +162,7 @@ def test_what_a_server_answers_gives_the_terminal_no_order(
     assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
 
 
-def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_shown_without_its_orders(state: Path, capsys: Captured) -> None:
     log = private(state / "logs") / "demo.log"
     log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")
     records.write(replace(RECORD, log_path=str(log)))
@@ -184,3 +170,13 @@ def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFi
         assert run(words) == 0
         captured = capsys.readouterr()
         assert captured.out + captured.err and not _ORDER.search(captured.out + captured.err)
+
+
+def test_in_a_job_of_github_a_log_gives_no_orders(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    print_log(["::error::boo", "  ::set-output name=a::b", "x ##[group]y", "C::D"])
+    told = capsys.readouterr().out.splitlines()
+    assert told == [r"\:error::boo", r"  \:set-output name=a::b", r"x \#[group]y", "C::D"]
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    print_log(["::error::boo"])
+    assert capsys.readouterr().out == "::error::boo\n"

@@ -16,16 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
-from specserve.errors import FactError, UsageError
+from specserve.errors import UsageError
 from specserve.serve import records
-from specserve.serve.client import is_healthy
 from specserve.serve.files import identity, private
 from specserve.serve.logs import LogTail
 from specserve.serve.records import Record, boot_id, to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hostile_server import hostile
 
+Captured = pytest.CaptureFixture[str]
 HUGE = 100 << 20
 
 
@@ -50,28 +49,24 @@ def lay(state: Path, content: bytes | dict[str, Any]) -> Path:
     return file
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def told(capsys: Captured) -> str:
     captured = capsys.readouterr()
     return captured.out + captured.err
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0" * 4096,
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"a":' * 20_000,
-        b'{"port": ' + b"9" * 5000 + b"}",
-        b'{"port": 2}',
-        b"null",
-        b'"state"',
-    ],
-    ids=["empty", "zeros", "no UTF-8", "deep list", "deep map", "huge number", "version", "null", "text"],
-)
+NO_STATE = {
+    "empty": b"",
+    "no UTF-8": b"\xff\xfe",
+    "deep": b'{"a":' * 20_000,
+    "huge number": b'{"port": ' + b"9" * 5000 + b"}",
+    "version": b'{"port": 2}',
+    "null": b"null",
+}
+
+
+@pytest.mark.parametrize("content", NO_STATE.values(), ids=NO_STATE)
 def test_what_is_no_state_is_told_by_every_command_and_cleared_by_down(
-    content: bytes, state: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, state: Path, capsys: Captured
 ) -> None:
     lay(state, content)
     assert run(["ps"]) == 0
@@ -85,7 +80,7 @@ def test_what_is_no_state_is_told_by_every_command_and_cleared_by_down(
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device", "100 MB"])
 def test_what_is_no_plain_file_or_too_large_is_neither_waited_for_nor_read_whole(
-    kind: str, state: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, state: Path, capsys: Captured
 ) -> None:
     file = private(state / "servers") / "demo.json"
     if kind == "pipe":
@@ -97,32 +92,22 @@ def test_what_is_no_plain_file_or_too_large_is_neither_waited_for_nor_read_whole
     else:
         with file.open("wb") as stream:
             stream.truncate(HUGE)
-    child = limited("ps")
-    assert child.returncode == 0, child.stderr
-    assert child.stdout.splitlines()[1].split()[:2] == [b"demo", b"dead"]
+    tracemalloc.start()
+    assert run(["ps"]) == 0
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["demo", "dead"]
     assert run(["down", "demo"]) == 0
     assert records.names() == []
 
 
-def limited(*words: str) -> subprocess.CompletedProcess[bytes]:
-    """The program with less memory than it would take to read a file of 100 MB twice, and little time."""
-    code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (160 << 20,) * 2);"
-        "from specserve.cli.app import _run; sys.exit(_run(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_log_that_is_no_plain_file_is_told_and_not_waited_for(
-    kind: str, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, state: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     log = tmp_path / "log"
     if kind == "pipe":
         os.mkfifo(log)
-    elif kind == "folder":
-        log.mkdir()
     else:
         log = Path("/dev/zero")
     lay(state, record_of(log_path=str(log)))
@@ -157,7 +142,7 @@ KEYS = [*record_of()]
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=ODD)
 def test_no_value_of_a_state_makes_a_command_fail(
-    key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]
+    key: str, value: object, state: Path, capsys: Captured
 ) -> None:
     for words in (["ps"], ["ps", "--format", "json"], ["logs", "demo"]):
         lay(state, record_of(**{"end": "a", "cause": "b", key: value}))
@@ -195,12 +180,9 @@ def test_down_signals_no_process_that_the_state_does_not_mean(
     assert bystander.poll() is None and sent == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../../etc", "demo/../x", "", ".", "-x", "\x1b[2Jdemo", "a b", "a\nb", "A", "x" * 64, "ü", "a\u2028"],
-)
+@pytest.mark.parametrize("name", ["../../etc", "", ".", "-x", "\x1b[2Jdemo", "a\nb", "A", "x" * 64, "ü"])
 def test_a_name_that_is_a_path_or_an_order_is_no_server_for_anybody(
-    name: str, state: Path, capsys: pytest.CaptureFixture[str]
+    name: str, state: Path, capsys: Captured
 ) -> None:
     with pytest.raises(UsageError):
         records.path_of(name)
@@ -208,31 +190,3 @@ def test_a_name_that_is_a_path_or_an_order_is_no_server_for_anybody(
         assert run(words) == 2
         assert "\x1b" not in told(capsys)
     assert not state.exists() or not [path for path in state.rglob("*") if path.is_file()]
-
-
-def test_a_state_in_the_folder_of_another_name_is_refused(state: Path) -> None:
-    lay(state, record_of(name="other"))
-    with pytest.raises(FactError, match="cannot be used"):
-        records.read("demo")
-
-
-def test_an_answer_without_an_end_is_no_answer() -> None:
-    with hostile("endless") as url:
-        assert not is_healthy(url, timeout_s=5)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "http://",
-        "http://x:99999999",
-        "http://[",
-        "http://\x00/",
-        "http://a b/",
-        "http://ü\udcff:1",
-        "ftp://x",
-    ],
-)
-def test_an_address_that_is_none_gives_no_answer(url: str) -> None:
-    assert not is_healthy(url, timeout_s=0.2)

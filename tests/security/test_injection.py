@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from specserve.cli.app import _run as run
 from specserve.cli.up import default_name
 from specserve.convert.arguments import option_strings
 from specserve.errors import ProfileError, SpecserveError
-from specserve.plan.launch import launch, with_port
-from specserve.plan.launchplan import LaunchPlan, shell
+from specserve.plan.launch import launch
+from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.serve.records import NAME
 from specserve.vllm.versions import table
 
+Captured = pytest.CaptureFixture[str]
 TABLE = table("0.32")
 NASTY = [
     "--help", "-x", "-", "--", "--config=/tmp/x", "--api-key", "--port", "-tp=8", "@file", "$(touch PWNED)",
@@ -36,7 +36,6 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "target.model": lambda text: {"target": {"model": text}},
     "target.tokenizer": lambda text: {"target": {"model": "m", "tokenizer": text}},
     "target.revision": lambda text: {"target": {"model": "m", "revision": text}},
-    "target.quantization": lambda text: {"target": {"model": "m", "quantization": text}},
     "speculation.model": lambda text: {
         "speculation": {"method": "draft_model", "model": text, "num_speculative_tokens": 2}
     },
@@ -44,11 +43,9 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "server.served_model_name": lambda text: {"server": {"served_model_name": text}},
     "server.api_key_env": lambda text: {"server": {"api_key_env": text}},
     "frontend.chat_template": lambda text: {"frontend": {"chat_template": text}},
-    "frontend.root_path": lambda text: {"frontend": {"root_path": text}},
     "frontend.lora_modules": lambda text: {"frontend": {"lora_modules": [f"{text}=p", "b=q"]}},
     "frontend.middleware": lambda text: {"frontend": {"middleware": [text, text]}},
     "frontend.allowed_origins": lambda text: {"frontend": {"allowed_origins": [text]}},
-    "engine.tokenizer_mode": lambda text: {"engine": {"tokenizer_mode": text}},
     "engine.download_dir": lambda text: {"engine": {"download_dir": text}},
     "engine.hf_overrides": lambda text: {"engine": {"hf_overrides": {text: text}}},
     "engine.key": lambda text: {"engine": {text: "x"}},
@@ -101,7 +98,7 @@ def texts_in(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
 def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
     place: str, text: str, tmp_path: Path
@@ -110,10 +107,9 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
         plan = plan_of(PLACES[place](text), tmp_path)
     except SpecserveError:
         return
-    harmless = plan_of(PLACES[place]("x") if place not in ("engine.key", "frontend.key", "target.quantization",
-                       "engine.tokenizer_mode") else {}, tmp_path)  # fmt: skip
+    harmless = plan_of({} if place in ("engine.key", "frontend.key") else PLACES[place]("x"), tmp_path)
     read = words_read(plan.argv)
-    asked = {name for name, _ in words_read(harmless.argv)} | {"--quantization", "--tokenizer-mode"}
+    asked = {name for name, _ in words_read(harmless.argv)}
     assert {name for name, _ in read} <= asked, "an option that nobody asked for"
     assert len(read) == len({name for name, _ in read}) or place == "frontend.middleware"
     assert len(read[0][1]) == 1, "one model"
@@ -163,51 +159,6 @@ def test_control_characters_are_refused_everywhere_and_breaks_of_lines_in_names(
             plan_of(made[place](f"a{mark}b"), tmp_path)
 
 
-def pasted(plan: LaunchPlan, folder: Path, shell_path: str) -> tuple[list[str], dict[str, str]]:
-    """Words and variables that a shell makes of the plan's shell form, with a program that writes them down."""
-    program = folder / "vllm"
-    program.write_text(
-        '#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done > words; env -0 > variables\n'
-    )
-    program.chmod(0o755)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "MY_KEY": "k y"}
-    subprocess.run(
-        [shell_path, "-c", shell(plan.argv, plan.env)], cwd=folder, env=env, check=True, timeout=30
-    )
-    words = (folder / "words").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
-    pairs = (folder / "variables").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
-    return words, dict(pair.partition("=")[::2] for pair in pairs)
-
-
-@pytest.mark.parametrize("shell_path", ["/bin/sh", "/bin/bash"])
-def test_pasted_into_a_shell_each_word_arrives_as_it_is_and_nothing_runs(
-    shell_path: str, tmp_path: Path
-) -> None:
-    taken = 0
-    for text in NASTY:
-        whole: dict[str, Any] = {"frontend": {}, "env": {}, "target": {"model": "m"}}
-        for place in ("frontend.chat_template", "frontend.root_path", "env.value", "target.tokenizer"):
-            ((section, values),) = PLACES[place](text).items()
-            try:
-                plan_of({**whole, section: {**whole[section], **values}}, tmp_path)
-            except SpecserveError:
-                continue
-            whole[section] |= values
-            taken += 1
-        plan = plan_of(whole, tmp_path)
-        words, variables = pasted(plan, tmp_path, shell_path)
-        assert tuple(words) == plan.argv[1:]
-        assert all(variables[name] == value for name, value in plan.env.items())
-    assert taken > 2 * len(NASTY) and not (tmp_path / "PWNED").exists()
-
-
-@pytest.mark.parametrize("name", ["X}$(touch PWNED)", "X:-y", "A B", "1X", "", "X\nY", "-x", "ü", "sk-7f3a"])
-def test_what_is_no_name_of_a_variable_names_no_key(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ProfileError) as raised:
-        plan_of({"server": {"api_key_env": name}}, tmp_path)
-    assert len(name) < 7 or name not in repr(raised.value.findings)
-
-
 HOSTS = [
     "127.0.0.1",
     "::",
@@ -225,9 +176,7 @@ NO_HOSTS = [
 
 
 @pytest.mark.parametrize("host", [*HOSTS, *NO_HOSTS])
-def test_a_host_is_a_name_or_an_address_and_nothing_else(
-    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_is_a_name_or_an_address_and_nothing_else(host: str, tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "p.yaml"
     server = {"host": host, "api_key_env": "MY_KEY"}
     file.write_text(json.dumps({"target": {"model": "org/m"}, "server": server}), encoding="utf-8")
@@ -238,13 +187,7 @@ def test_a_host_is_a_name_or_an_address_and_nothing_else(
     assert ("ExecStart=" in capsys.readouterr().out) is is_taken
 
 
-@pytest.mark.parametrize("value", ["--port", "--port=1"])
-def test_the_port_is_changed_where_it_stands_and_not_in_a_value(value: str, tmp_path: Path) -> None:
-    plan = with_port(plan_of({"frontend": {"chat_template": value}}, tmp_path), 9)
-    assert dict(words_read(plan.argv))["--port"] == ["9"]
-    assert dict(words_read(plan.argv))["--chat-template"] == [value]
-
-
+@settings(max_examples=20)
 @given(st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True), st.none() | st.text(max_size=9))
 def test_the_name_of_a_detached_server_is_one_whatever_its_variant_is_called(
     name: str, variant: str | None
@@ -254,13 +197,3 @@ def test_the_name_of_a_detached_server_is_one_whatever_its_variant_is_called(
         port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
     )  # fmt: skip
     assert NAME.fullmatch(default_name(plan.name, variant=variant))
-
-
-@pytest.mark.parametrize("word", ["--help=x", "-x", "--no-such", "\x1b[2J", "a\0b"])
-def test_a_profile_named_like_an_option_or_worse_is_no_traceback(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in ("plan", "lint", "ps", "logs", "down"):
-        assert run([command, word]) in (1, 2)
-        captured = capsys.readouterr()
-        assert "\x1b" not in captured.err + captured.out and "did not expect" not in captured.err

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import pytest
 
 from specserve.checks.prepare import refuse_exposed
-from specserve.checks.rules.serving import is_open
 from specserve.cli.app import _run as run
 from specserve.errors import ProfileError
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.report.findings import StderrNotices
-from specserve.serve.client import endpoint
 from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
@@ -39,7 +36,7 @@ def test_on_loopback_or_with_a_key_it_starts(server: str, profile: Load) -> None
 OPEN = [
     "0.0.0.0", "::", "0", "0x7f000001", "2130706433", "127.1", "::ffff:127.0.0.1", "::ffff:0.0.0.0",
     "0:0:0:0:0:0:0:0",
-    "10.0.0.7", "gpu-3.example.org", "localhost.", "localhost.example.org", "127.0.0.1.example.org",
+    "10.0.0.7", "localhost.", "localhost.example.org", "127.0.0.1.example.org",
     "::1%eth0", "fe80::1",
 ]  # fmt: skip
 
@@ -59,40 +56,7 @@ def test_what_is_not_surely_loopback_is_refused_without_a_key_and_told_why_a_key
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("host", ["''", "' '", "~"])
+@pytest.mark.parametrize("host", ["''", "' '"])
 def test_no_host_is_never_everybody(host: str, profile: Load, write: Callable[..., object]) -> None:
-    file = write(f"target: {{model: m}}\nserver: {{host: {host}}}\n")
-    if host == "~":
-        assert profile("server: {host: ~}").server.host == "127.0.0.1"
-    else:
-        assert run(["lint", str(file)]) == 1
-
-
-@pytest.mark.parametrize(
-    ("frontend", "is_told"),
-    [
-        ("{uds: /run/v.sock}", False),
-        ("{ssl_cert_reqs: 2, ssl_ca_certs: ca.pem, ssl_certfile: c.pem, ssl_keyfile: k.pem}", False),
-        ("{ssl_cert_reqs: 2, ssl_ca_certs: ca.pem}", True),
-        ("{ssl_cert_reqs: 2, ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
-        ("{ssl_cert_reqs: 1, ssl_ca_certs: ca.pem, ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
-        ("{ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
-    ],
-)
-def test_a_socket_file_or_a_certificate_of_the_client_closes_it_and_encryption_alone_does_not(
-    frontend: str, is_told: bool, profile: Load
-) -> None:
-    assert is_open(profile(f"server: {{host: 0.0.0.0}}\nfrontend: {frontend}")) is is_told
-
-
-@pytest.mark.parametrize(
-    "place", ["frontend: {host: 0.0.0.0}", "engine: {host: 0.0.0.0}", "frontend: {api_key: [k]}"]
-)
-def test_there_is_no_second_way_to_say_a_host_or_a_key(place: str, write: Callable[..., object]) -> None:
-    assert run(["lint", str(write(f"target: {{model: m}}\n{place}\n"))]) == 1
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_server_for_everybody_is_asked_on_loopback_by_us(host: str, profile: Load) -> None:
-    plan = launch(profile(f"server: {{host: '{host}'}}"), table=table("0.32"), platform="cpu")
-    assert urlsplit(endpoint(plan.url, api_key_env=None).root).hostname in ("127.0.0.1", "::1")
+    assert run(["lint", str(write(f"target: {{model: m}}\nserver: {{host: {host}}}\n"))]) == 1
+    assert profile("server: {host: ~}").server.host == "127.0.0.1"

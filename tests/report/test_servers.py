@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from specserve.errors import LaunchError
+from specserve.metrics import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report import console
-from specserve.report.servers import JsonView, TextView, ready_block, table
-from specserve.report.text import duration, json_document
+from specserve.report.servers import JsonView, TextView, figures, ready_block, table
+from specserve.report.text import duration
 from specserve.serve import events
+from specserve.serve.client import Answer
 from specserve.serve.events import Phase
 from specserve.serve.records import Record, Seen
-from tests.report.conftest import Terminal
 
+Captured = pytest.CaptureFixture[str]
 PLAN = LaunchPlan(
     name="demo", fingerprint="0" * 64, vllm="0.32.0+cpu", platform="cpu", argv=("vllm", "serve", "demo/target"), env={},
     engine_kwargs={}, host="127.0.0.1", port=8000, model="demo", stall_timeout_s=600.0, shutdown_timeout_s=30.0,
@@ -59,7 +62,7 @@ http://127.0.0.1:8000
 
 
 def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -73,17 +76,7 @@ def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
     assert captured.out == BLOCK
 
 
-def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
-    terminal = Terminal()
-    view = TextView(PLAN, stream=terminal)
-    view(events.Progress(Phase.WEIGHTS))
-    view(events.Progress(Phase.WEIGHTS, 3.1))
-    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1 s so far")
-    view(events.Progress(Phase.WEIGHTS, 3.4, is_over=True))
-    assert terminal.getvalue().endswith("\r\x1b[K")
-
-
-def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_machines_every_event_is_one_json_object(capsys: Captured) -> None:
     view = JsonView(PLAN)
     for event in LIFE:
         view(event)
@@ -106,22 +99,10 @@ def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:
     assert "VLLM_API_KEY=$TEAM_KEY specserve ask" in block and "--server http://127.0.0.1:8123" in block
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0 s"),
-        (3.14, "3.1 s"),
-        (41.2, "41 s"),
-        (150, "2.5 min"),
-        (210, "3.5 min"),
-        (3599, "60 min"),
-        (11220, "3 h 07 min"),
-        (90000, "1 d 01 h"),
-        (float("inf"), "-"),
-    ],
-)
-def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations_are_short() -> None:
+    seconds = (-1, 3.14, 41.2, 150, 210, 3599, 11220, 90000, float("inf"))
+    texts = ["0 s", "3.1 s", "41 s", "2.5 min", "3.5 min", "60 min", "3 h 07 min", "1 d 01 h", "-"]
+    assert list(map(duration, seconds)) == texts
 
 
 RECORD = Record(
@@ -147,10 +128,31 @@ def test_a_server_is_a_line_and_what_is_wrong_stands_below() -> None:
     ]
 
 
-def test_programs_get_all_of_it() -> None:
-    content = json.loads(json_document({"servers": [LISTED, DEAD]}))
-    ready, dead = content["servers"]
-    assert ready["state"] == "ready"
-    assert ready["record"]["api_key_env"] == "MY_KEY"
-    assert ready["acceptance_rate"] == 0.75
-    assert dead["record"]["end"] == "vLLM was killed"
+RUN = Acceptance(100, 400, 264, (90, 74, 58, 42))
+DRAFTED = "acceptance 0.66, mean acceptance length 3.64, per position 0.90 0.74 0.58 0.42"
+
+
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        ({"speculates": False}, "no speculation"),
+        ({}, "acceptance unknown: the server shows no metrics"),
+        ({"speculates": True, "acceptance": Acceptance()}, "speculation is on, but nothing was drafted"),
+        ({"speculates": True, "acceptance": RUN}, DRAFTED),
+        (
+            {"speculates": True, "acceptance": RUN, "other_requests": 1},
+            f"{DRAFTED} (1 other request ran: acceptance is the server's)",
+        ),
+    ],
+)
+def test_under_an_answer_stand_its_speed_and_what_is_known_of_speculation(
+    known: dict[str, Any], line: str
+) -> None:
+    spent: dict[str, Any] = {
+        "completion_tokens": 101,
+        "ttft_s": 0.0354,
+        "last_token_s": 1.0354,
+        "finish_reason": "length",
+    }
+    speed = "TTFT 35 ms, 101 tokens, 100.0 tokens/s, stopped at the token limit"
+    assert figures(Answer("m", "chat", **spent, **known)) == [speed, line]
