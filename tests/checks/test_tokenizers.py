@@ -14,7 +14,7 @@ from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
-from tests.models.tokenizers.made import Document, document, swapped
+from tests.models.made import Document, document, swapped
 
 Load = Callable[[str], Profile]
 Pair = Callable[..., list[Finding]]

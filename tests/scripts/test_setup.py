@@ -49,7 +49,7 @@ def test_elsewhere_one_line_names_what_is_supported_and_offers_pip_install(
     assert "Linux x86-64" in message and "`pip install .`" in message and "\n" not in message
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 12), (2, 7)])
+@pytest.mark.parametrize("version", [(3, 10), (3, 12)])
 def test_another_python_is_turned_away_with_a_way_to_name_the_right_one(
     setup: ModuleType, version: tuple[int, int]
 ) -> None:
@@ -102,15 +102,16 @@ def test_sigterm_ends_the_running_pip_too(tmp_path: Path) -> None:
     assert children and not any(child.is_running() for child in children)
 
 
-def test_make_without_any_python_says_what_to_install(tmp_path: Path) -> None:
+def test_make_says_which_python_to_install_and_passes_over_one_that_does_not_run(tmp_path: Path) -> None:
     done = make("setup", path=tmp_path)
     assert done.returncode != 0
     assert "Python 3.11" in done.stderr and "apt install python3.11" in done.stderr
-
-
-def test_make_passes_over_a_python3_11_that_does_not_run(tmp_path: Path) -> None:
-    script(tmp_path / "python3.11", "exit 127")
-    script(tmp_path / "python3", f'exec {shlex.quote(sys.executable)} "$@"')
+    for name, body in {
+        "python3.11": "exit 127",
+        "python3": f'exec {shlex.quote(sys.executable)} "$@"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
     assert "\npython3 scripts/setup.py" in make("-n", "setup", path=tmp_path).stdout
 
 
@@ -148,8 +149,3 @@ def make(*args: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env=env | {"PATH": str(path)}, capture_output=True, text=True, check=False, timeout=60
     )
-
-
-def script(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)

@@ -61,33 +61,21 @@ def test_the_widened_target_gives_the_logits_of_the_small_one(
         assert (one - other).abs().max() <= rounding
 
 
-def test_added_layers_compute_nothing(script: ModuleType, tmp_path: Path) -> None:
+def test_added_layers_compute_nothing_and_the_dtype_can_be_chosen(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "deep"
-    assert script.widen(TARGET, out, size=script.Size(SIZE, layers=7))
-    assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 7
+    assert script.widen(TARGET, out, size=script.Size(SIZE, layers=7, dtype="float32"))
+    config = json.loads((out / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["dtype"]) == (7, "float32")
     for one, other in zip(logits(TARGET, dtype=torch.float32), logits(out, dtype=torch.float32), strict=True):
         assert (one - other).abs().max() <= 1e-4
 
 
-def test_the_dtype_on_the_disk_can_be_chosen(script: ModuleType, tmp_path: Path) -> None:
-    out = tmp_path / "bf16"
-    assert script.widen(TARGET, out, size=script.Size(SIZE, dtype="bfloat16"))
-    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    safetensors = pytest.importorskip("safetensors")
-    for shard in out.glob("*.safetensors"):
-        with safetensors.safe_open(shard, framework="pt") as file:
-            assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
-
-
-def test_a_second_run_writes_nothing(script: ModuleType, wide: Path) -> None:
+def test_a_second_run_writes_nothing_but_a_truncated_shard(
+    script: ModuleType, wide: Path, tmp_path: Path
+) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in wide.iterdir()}
     assert not script.widen(TARGET, wide, size=script.Size(SIZE))
     assert {path.name: path.stat().st_mtime_ns for path in wide.iterdir()} == before
-
-
-def test_a_truncated_shard_is_noticed_and_written_anew(
-    script: ModuleType, wide: Path, tmp_path: Path
-) -> None:
     out = tmp_path / "wide"
     shutil.copytree(wide, out)
     shard = next(out.glob("*.safetensors"))
@@ -107,18 +95,16 @@ def test_check_writes_nothing_and_tells_by_its_exit_code(wide: Path, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_somebody_else_is_not_touched(script: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(script.WidenError, match="not written by this script"):
-        script.widen(TARGET, tmp_path, size=script.Size(SIZE))
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_full_disk_is_told_before_anything_is_written(
+def test_a_folder_of_somebody_else_and_a_full_disk_are_told_before_anything_is_written(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mine = tmp_path / "mine" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(script.WidenError, match="not written by this script"):
+        script.widen(TARGET, mine.parent, size=script.Size(SIZE))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(script.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     with pytest.raises(script.WidenError, match="free some space"):
         script.widen(TARGET, tmp_path / "wide", size=script.Size(SIZE))
-    assert list(tmp_path.iterdir()) == []
+    assert [*tmp_path.iterdir(), *mine.parent.iterdir()] == [mine.parent, mine]
