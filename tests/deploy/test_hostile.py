@@ -211,7 +211,9 @@ def test_no_text_becomes_a_command_of_sglangs_script(text: str, tmp_path: Path) 
     target = replace(EAGLE3.target, model=f"/models/{text.replace('/', '_')}")
     profile = replace(EAGLE3, name=text, server=server, target=target, env={"NOTE": text})
     made = deployment(profile, version="0.33", platform="cuda")
-    (tmp_path / "launch.sh").write_bytes(files_of("sglang", made)["launch.sh"].encode())
+    script = files_of("sglang", made)["launch.sh"]
+    assert "# Run it in the folder that holds `" in script
+    (tmp_path / "launch.sh").write_bytes(script.encode())
     program = tmp_path / "sglang"
     program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$NOTE" "$@"\n')
     program.chmod(0o755)

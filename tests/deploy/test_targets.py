@@ -114,6 +114,7 @@ def test_ray_spreads_the_ranks_itself_and_finds_paths_on_its_nodes(
     assert config["model_loading_config"] == {"model_id": "demo", "model_source": "/models/wide"}
     assert config["engine_kwargs"]["speculative_config"]["model"] == "/models/draft"
     assert config["accelerator_config"] == {"kind": "cpu"}
+    assert "# /models of every node must hold `wide`, `draft`." in files_of("ray", demo)["serve.yaml"]
 
 
 def test_ray_gets_the_servers_arguments_and_environment() -> None:

@@ -113,6 +113,13 @@ def test_each_value_knows_the_file_that_wrote_it_parents_included(write: Callabl
     assert places["--port"] == "None"
 
 
+def test_a_launch_that_needs_no_hub_leaves_it_alone_and_keeps_the_name_of_the_model(profile: Load) -> None:
+    for text, name in (("", "org/target"), ("server: {served_model_name: it}", "it")):
+        plan = launch(profile(text), table=table("0.32"), platform="cuda", offline=True)
+        assert plan.env == {"HF_HUB_OFFLINE": "1"}
+        assert plan.argv.count("--served-model-name") == 1 and option(plan, "--served-model-name") == name
+
+
 def test_server_arguments_stay_out_of_the_offline_engine(profile: Load) -> None:
     target = 'target: {model: org/target, quantization: "None"}'
     plan = planned(
