@@ -65,22 +65,19 @@ def option_strings(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
 @lru_cache
 def options() -> Mapping[str, tuple[Argument, bool]]:
     """Each option string of a known version: its argument in the newest, True if negative."""
-    return {
-        flag: meaning
-        for version in known_versions()
-        for flag, meaning in option_strings(table(version)).items()
-    }
+    found: dict[str, tuple[Argument, bool]] = {}
+    for version in known_versions():
+        found |= option_strings(table(version))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One argument with its value, as it was written: on a command line, in a file, in Python."""
 
-    name: str
-    """vLLM's own name, or what would be it."""
+    name: str  # vLLM's own, or what would be it
     node: Node
-    written: str
-    """`--tensor-parallel-size`, or the keyword."""
+    written: str  # `--tensor-parallel-size`, or the keyword
     argument: Argument | None = None
 
     @property
@@ -98,10 +95,8 @@ class _Option(NamedTuple):
     form: str | None  # how its value stands on a command line; None for an option that no vLLM has
     argument: Argument | None
     negative: bool  # `--no-x`
-    keys: Sequence[str]
-    """`a`, `b` of `--x.a.b`; the last one ends in `+` if the value is one more item of a list."""
-    value: Word | None
-    """What stands behind a `=`."""
+    keys: Sequence[str]  # `a`, `b` of `--x.a.b`; `b+` takes one more item of a list
+    value: Word | None  # what stands behind a `=`
 
 
 def command_settings(
@@ -125,18 +120,16 @@ def command_settings(
     has_model = "model" in settings
     models = [word for word, before in loose if positional and not (before and has_model)]
     certain = [word for word in models if not UNKNOWN.search(word.text)]
-    open_ones = [word for word in models if not (has_model or adds_options(word.text))]
-    model = next(iter(certain or open_ones), None)
+    models = [word for word in models if not (has_model or adds_options(word.text))]
+    model = next(iter(certain or models), None)
     for word, before in loose:
         if word is model:
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            is_switch = before and before.form == "flag"
-            help = (
-                f"`{before.flag}` is a switch and takes no value" if before and is_switch else None
-            )
+            help = f"`{before.flag}` is a switch and takes no value" if before else None
+            help = help if before and before.form == "flag" else None
             text = f"{quoted(word.text)} belongs to no option"
             unresolved.append(finding("SD102", text, word.span, help=help))
     config = settings.pop("config", None)
@@ -293,18 +286,16 @@ class _Reader:
         try:
             return Node(None, word.span) if text in ("", "None") else json_node(word)
         except ValueError as error:
-            if made := json_of_pairs(text):
-                said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
-                self.found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
-                return json_node(Word(made, word.span))
-            if UNKNOWN.search(text):
-                reads = quoted(readable(text), LONGEST_SHOWN)
-                said = f"the source does not say the value of `{flag}`: it reads {reads}"
-                self._unread(option, word.span, said, "write its value")
-                return None
-            said = f"the value of `{flag}` is not JSON: {error}"
-            self._unread(option, word.span, said, _EXAMPLE)
-            return None
+            said, help = f"the value of `{flag}` is not JSON: {error}", _EXAMPLE
+        if made := json_of_pairs(text):
+            said = f"the value of `{flag}` must be JSON: {quoted(text)} becomes {quoted(made)}"
+            self.found.append(finding("SD105", said, word.span, help=f"write `'{made}'`"))
+            return json_node(Word(made, word.span))
+        if UNKNOWN.search(text):
+            reads, help = quoted(readable(text), LONGEST_SHOWN), "write its value"
+            said = f"the source does not say the value of `{flag}`: it reads {reads}"
+        self._unread(option, word.span, said, help)
+        return None
 
     def _unread(self, option: _Option, span: Span, text: str, help: str | None = None) -> None:
         """Reports an argument that a profile will not have, as its value cannot be read."""

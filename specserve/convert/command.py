@@ -36,8 +36,7 @@ from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import newest, newest_in, table
 
 Sections = dict[str, dict[str, Node]]
-_LAUNCH = ("plan", "up", "render")
-"""Commands of specserve that need a server that answers."""
+_LAUNCH = ("plan", "up", "render")  # what needs a server that answers
 _SECRETS = ("api_key", "hf_token")
 _NGRAM = ("ngram", "[ngram]")
 _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
@@ -156,11 +155,8 @@ def profile_sections(
 
 def as_tree(sections: Sections, block: Node | None, place: Span) -> Node:
     """The tree that `read_profile` reads. `place` stands for what is written nowhere."""
-    tree = {
-        name: Node(values, place, key=place)
-        for name, values in sections.items()
-        if values or name == "target"
-    }
+    kept = (item for item in sections.items() if item[1] or item[0] == "target")
+    tree = {name: Node(values, place, key=place) for name, values in kept}
     return Node({**tree, "speculation": block} if block else tree, place)
 
 
@@ -192,8 +188,7 @@ def _without_place(setting: Setting) -> Finding:
     if setting.name in _SECRETS:
         variable = _key_variable(setting.node) if setting.name == "api_key" else "HF_TOKEN"
         text = f"`{flag}` shows a secret to every user of the machine: export it as `{variable}`"
-        help = "leave the option out"
-        return finding("SD107", text, setting.node.span, Severity.WARNING, help=help)
+        return finding("SD107", text, setting.node.span, Severity.WARNING, help="leave it out")
     text = f"`{flag}` is left out: {REFUSED[setting.name]}"
     return finding("SD005", text, setting.place, Severity.WARNING)
 

@@ -31,10 +31,8 @@ from specserve.profile.writer import yaml_text
 from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import judged_versions, newest, table
 
-FILE = "<profile>"
-"""The name of a profile that is not written yet."""
-OPEN_MARK = "TODO"
-"""How the comment begins about a value that the source does not say."""
+FILE = "<profile>"  # the name of a profile that is not written yet
+OPEN_MARK = "TODO"  # how the comment begins about a value that the source does not say
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
@@ -56,8 +54,7 @@ class Converted:
 
     text: str
     notes: tuple[Note, ...]
-    unresolved: tuple[Finding, ...] = ()
-    """Errors about values that the source does not say; none of them stands in the text."""
+    unresolved: tuple[Finding, ...] = ()  # an error for each value that the source does not say
 
 
 def converted(given: Launch, *, origin: str) -> Converted:
@@ -80,7 +77,7 @@ def converted(given: Launch, *, origin: str) -> Converted:
     sections["hardware"] = {**sections.get("hardware", {}), **given.hardware}
     notes += _set_nodes(sections)
     found: list[Finding] = []
-    tree = as_tree(sections, block, given.place)
+    tree = as_tree(sections, block, given.start.span)
     tree = _complete(tree, notes, found) or tree
     there = set(tree.nodes())
     for at, item in enumerate(given.unresolved):
@@ -89,12 +86,12 @@ def converted(given: Launch, *, origin: str) -> Converted:
         found.insert(at, item._replace(message=_harmless(item.message) + lacks))
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     notes.sort(key=lambda note: note.line or sys.maxsize)
-    line = f", line {given.place.line}" if given.place.line > 1 else ""
+    line = f", line {given.start.span.line}" if given.start.span.line > 1 else ""
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
     head += [f"- `{note.path}`: {note.text}" if note.path else f"- {note.text}" for note in notes]
     for item in found:
-        help = f"; {item.help}" if item.help else ""
-        head.append(f"- {OPEN_MARK}: {_harmless(item.message + help)}")
+        parts = filter(None, (item.message, item.help))
+        head.append(f"- {OPEN_MARK}: {_harmless('; '.join(parts))}")
     made = {"vllm": versions, **plain(tree)}
     ordered = {name: made[name] for name in _ORDER if made.get(name) is not None}
     text = yaml_text(ordered, head="\n".join(head), flow=True)
@@ -107,10 +104,7 @@ def _harmless(text: str) -> str:
 
 
 def _image_table(given: Launch, notes: list[Note]) -> tuple[VllmTable, str | None]:
-    """The vLLM of a container's image, or that a server names, and its range for a profile.
-
-    Without one that specserve knows: the newest, and None.
-    """
+    """The vLLM that an image or a server names, and its range for a profile; else the newest."""
     image, release, line = given.image, _RELEASE.match(given.version), 0
     if image is None and release is None:
         return newest(), None
@@ -180,7 +174,7 @@ def _on_host(given: Launch, known: VllmTable) -> Launch:
     left = dict.fromkeys(map(readable, [*volumes, *given.left_out]))
     if left:
         text = f"a profile has no place for these settings: {', '.join(map(quoted, left))}"
-        notes.append(Note("", text, given.place.line))
+        notes.append(Note("", text, given.start.span.line))
     return replace(given, settings=settings, env=env, notes=notes, unresolved=errors)
 
 
@@ -188,9 +182,8 @@ def _each(node: Node, path: str, change: Callable[[Node, str], Node]) -> Node:
     """A value with each of its texts changed. `path`: where it stands in a profile."""
     if node.mapping is not None:
         items = node.mapping.items()
-        return replace(
-            node, value={key: _each(item, f"{path}.{key}", change) for key, item in items}
-        )
+        inner = {key: _each(item, f"{path}.{key}", change) for key, item in items}
+        return replace(node, value=inner)
     if isinstance(node.value, list):
         return replace(node, value=[_each(item, path, change) for item in node.value])
     return change(node, path) if isinstance(node.value, str) else node
@@ -222,12 +215,12 @@ def _kept_environment(given: Launch, notes: list[Note]) -> dict[str, Node]:
 def _keep_on_loopback(server: dict[str, Node], given: Launch) -> Iterator[Note]:
     """Makes a server without a key listen on this machine only; the note says how to open it."""
     if "VLLM_API_KEY" in given.env:
-        server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
+        server.setdefault("api_key_env", Node("VLLM_API_KEY", given.start.span))
     if given.is_call or "uds" in given.settings:
         return
-    line, default = given.place.line, Server()
+    line, default = given.start.span.line, Server()
     if given.engine == "sglang" and "port" not in server:
-        server["port"] = Node(_SGLANG_PORT, given.place)
+        server["port"] = Node(_SGLANG_PORT, given.start.span)
         yield Note("server.port", "SGLang's default", line)
     host, keyed = server.get("host"), "api_key_env" in server
     if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
@@ -242,25 +235,23 @@ def _keep_on_loopback(server: dict[str, Node], given: Launch) -> Iterator[Note]:
 
 def _set_nodes(sections: Sections) -> Iterator[Note]:
     """Moves the nodes of vLLM's own executor to `hardware`."""
-    engine, target = sections.get("engine", {}), sections["target"]
+    engine = sections.get("engine", {})
+    said = {name: node.value for name, node in (*engine.items(), *sections["target"].items())}
 
-    def count_of(node: Node | None) -> int:
-        return node.value if node and isinstance(node.value, int) else 1
+    def count(name: str) -> int:
+        return number if isinstance(number := said.get(name), int) else 1
 
-    sizes = (target.get(f"{name}_parallel_size") for name in ("tensor", "pipeline"))
-    world = 1
-    for size in sizes:
-        world *= count_of(size)
-    nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
-    is_other = executor and executor.value == "ray"
-    is_other = is_other or count_of(engine.get("data_parallel_size")) > 1
-    if nodes and count_of(nodes) > 1 and world % count_of(nodes) == 0 and not is_other:
-        count = Node(world // count_of(nodes), nodes.span)
-        sections["hardware"] |= {"count": count, "nodes": engine.pop("nnodes")}
-        rank = engine.pop("node_rank", None)
+    nodes, world = count("nnodes"), count("tensor_parallel_size") * count("pipeline_parallel_size")
+    is_other = said.get("distributed_executor_backend") == "ray" or count("data_parallel_size") > 1
+    if nodes > 1 and world % nodes == 0 and not is_other:
+        place, rank = engine["nnodes"].span, engine.pop("node_rank", None)
+        sections["hardware"] |= {
+            "count": Node(world // nodes, place),
+            "nodes": engine.pop("nnodes"),
+        }
         command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `{command}`"
-        yield Note("hardware.nodes", text, nodes.span.line)
+        yield Note("hardware.nodes", text, place.line)
 
 
 def _complete(

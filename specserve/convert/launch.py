@@ -18,7 +18,7 @@ from specserve.convert.words import (
     unknown,
     unresolved,
 )
-from specserve.diagnostics import Finding, Span
+from specserve.diagnostics import Finding
 from specserve.errors import quoted
 from specserve.profile.tree import Node
 
@@ -38,21 +38,19 @@ _PROGRAM = re.compile(
 _SCRIPT = re.compile(r"(?:-[^\0]*\0(?:\w+\0)?)*?-[a-z]*c\0(?:-[^\0]*\0)*")
 """What stands between a shell and the text that it runs: `-o pipefail -c`."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
-_RUN = re.compile(r"(container )?(run|create)\b")
+_RUN = re.compile("(container\0)?(run|create)\0")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
 _CHANGES_NOTHING = re.compile(
     r"echo|printf|set|shopt|:|true|false|exit|return|trap|which|command|type|test|\[|ls|date|wait"
     r"|break|continue|nvidia-smi|shift"
 )
-_QUIET = re.compile(
-    r"exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*", re.S
-)
+_QUIET = re.compile(r"(?s)exec|nohup|env|command|time|python3?|uv|run|sudo|-u|.*[\ue000-\uf8ff].*")
 _NO_PROGRAM = re.compile(
     rf"serve$|--|{UNKNOWN.pattern}|(?!/(usr|bin|opt|entrypoint)|.*(\.(sh|py)$|/bin/))[^/]*/"
 )
 """What a container's first word may be if it names no program: an option, or a model."""
-_LONGEST_IMAGE, _LONGEST_COMMAND = 512, 100
+_LONGEST_IMAGE, _LONGEST_COMMAND, _MOST_NESTED = 512, 100, 4
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
     r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive"
@@ -62,7 +60,6 @@ _SWITCH = re.compile(
 """The options of `docker run` and `podman run` that take no value."""
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _OF_VLLM = re.compile("--(model|max-model-len|tensor-parallel-size|gpu-memory-utilization)")
-_MOST_NESTED = 4
 _NOT_OF_AN_ENGINE = re.compile("PS1|HOME|SHELL|LANG|PWD|PATH")
 OF_AN_ENGINE = re.compile(
     r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_"
@@ -88,30 +85,19 @@ class Launch:
     image: Word | None = None  # the container's image, its tag included
     mounts: list[tuple[str, str]] = field(default_factory=list)
     """Folders of the host and their paths in the container; a named volume has no folder."""
-    used: set[str] = field(default_factory=set)
-    """The mounted paths in the container that a setting names."""
-    hardware: dict[str, Node] = field(default_factory=dict)
-    """What its container says of GPUs and nodes, as keys of `hardware`."""
-    left_out: list[str] = field(default_factory=list)
-    """What the source sets around the engine and no profile holds: `replicas: 2`."""
+    used: set[str] = field(default_factory=set)  # the mounted paths that a setting names
+    hardware: dict[str, Node] = field(default_factory=dict)  # what its container says of it
+    left_out: list[str] = field(default_factory=list)  # what no profile holds: `replicas: 2`
     notes: list[Note] = field(default_factory=list)
-    unresolved: list[Finding] = field(default_factory=list)
-    """What the text does not say: an error each, and no exit code 0."""
+    unresolved: list[Finding] = field(default_factory=list)  # an error each, and exit code 1
 
     @property
     def what(self) -> str:
         """The program for a person: `vllm serve`, `LLM(…)`."""
-        if self.is_call:
-            return self.start.text
-        if self.engine == "sglang":
-            return "SGLang's launch_server"
+        if self.is_call or self.engine == "sglang":
+            return self.start.text if self.is_call else "SGLang's launch_server"
         program = "api_server" if self.start.text == "-m" else readable(self.start.text)
         return "`vllm serve`" if program.endswith("vllm") else f"`{program}`"
-
-    @property
-    def place(self) -> Span:
-        """Where the program stands."""
-        return self.start.span
 
     @property
     def is_call(self) -> bool:
@@ -154,9 +140,7 @@ def starts(words: Sequence[Word], around: Launch | None = None, *, nested: int =
             inner.notes.append(Note("", said, words[0].span.line))
         if assigned := ASSIGNMENT.fullmatch(word.text):
             env[assigned[1]] = word.part(assigned.start(2))
-        elif name in _CONTAINED and _RUN.match(
-            " ".join(one.text for one in words[at + 1 : at + 3])
-        ):
+        elif name in _CONTAINED and _RUN.match(_joined(words[at + 1 : at + 3])):
             return _container(words[at + 1 :], inner, nested)
         elif name in _SHELLS and (flags := _SCRIPT.match(_joined(words[at + 1 :]))):
             text, *more = words[at + 1 + flags[0].count("\0") :] or [Word("", word.span)]
@@ -189,10 +173,8 @@ def script_starts(
         here = around or Launch("vllm", command.words[0])
         env, notes = {**here.env}, [*here.notes, *before, *command.notes]
         for name, word in command.exported.items():
-            read = _NOT_OF_AN_ENGINE.fullmatch(name) or re.search(
-                rf"\$\{{?{re.escape(name)}\b", text
-            )
-            if OF_AN_ENGINE.match(name) or not read:  # the script itself does not read it
+            used = re.search(rf"\$\{{?{re.escape(name)}\b", text)  # by the script itself
+            if OF_AN_ENGINE.match(name) or not (used or _NOT_OF_AN_ENGINE.fullmatch(name)):
                 env.setdefault(name, word)
         if path := command.exported.get("PATH"):
             said = "`PATH` is left out: export it where you start the server"

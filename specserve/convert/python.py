@@ -25,8 +25,7 @@ ENGINES = ("LLM", "EngineArgs", "AsyncEngineArgs")
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
 _RUNS = ("run", "Popen", "call", "check_call", "check_output", "system", "popen", "split")
 _PARSED = ("args", "opts", "options", "opt")
-_MOST_NAMES = 100
-"""Names that are looked up for one value: a list of lists of names grows without bounds."""
+_MOST_NAMES = 100  # looked up for one launch: a list of lists of names grows without bounds
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = ast.AST | None
 
@@ -51,13 +50,11 @@ class PythonSource:
             reason = str(error) or "it is nested too deeply"
             raise UsageError(f"`{file}` is not Python: {reason}") from error
         self.nodes = sorted(self.scopes, key=lambda node: getattr(node, "lineno", 0))
-        names = ((self.scopes[node], _name_set_by(node)) for node in self.nodes)
-        self.set_times = Counter(names)
+        self.set_times = Counter((self.scopes[node], _name_set_by(node)) for node in self.nodes)
         self.assigned: dict[tuple[_Scope, str], ast.expr] = {}
         self.defaults: dict[tuple[_Scope, str], ast.expr] = {}
         self.options: dict[str, Any] = {}
-        self.taken: dict[str, None] = {}
-        """The parameters, options and variables whose defaults a value is made of."""
+        self.taken: dict[str, None] = {}  # names whose defaults a value is made of
         for node in self.nodes:
             match node:
                 case (
@@ -84,7 +81,8 @@ class PythonSource:
 
     def _add_option(self, flag: str, keywords: list[ast.keyword]) -> None:
         """What argparse makes of an option that nobody gives."""
-        said = {item.arg: self._value(item.value) for item in keywords if item.arg}
+        self.looked_up = 0
+        said = {item.arg: self.value(item.value) for item in keywords if item.arg}
         name = str(said.get("dest") or flag.lstrip("-").replace("-", "_"))
         switches = {"store_true": False, "store_false": True}
         value = said.get("default", switches.get(str(said.get("action"))))
@@ -94,17 +92,11 @@ class PythonSource:
 
     def span(self, node: ast.expr | ast.keyword) -> Span:
         """The place of a node in the source."""
-        end = node.end_lineno or node.lineno
-        return Span(
-            self.file, node.lineno, node.col_offset + 1, end, (node.end_col_offset or 0) + 1
-        )
+        end, column = node.end_lineno or node.lineno, (node.end_col_offset or 0) + 1
+        return Span(self.file, node.lineno, node.col_offset + 1, end, column)
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr) -> Any:  # noqa: PLR0912 - a case for each kind
         """The literal that an expression amounts to; what the source does not say is a mark."""
-        self.looked_up = 0
-        return self._value(node)
-
-    def _value(self, node: ast.expr) -> Any:  # noqa: PLR0912 - a case for each kind
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return value
@@ -117,24 +109,22 @@ class PythonSource:
             case ast.Dict(keys=keys, values=values):
                 return self._mapping([*zip(keys, values, strict=True)])
             case ast.JoinedStr(values=parts):
-                return "".join(text_of(self._value(part)) for part in parts)
+                return "".join(text_of(self.value(part)) for part in parts)
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
-                return self._value(inner)
+                return self.value(inner)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                one, other = self._value(left), self._value(right)
+                one, other = self.value(left), self.value(right)
                 if isinstance(one, list):
                     return [*one, *(other if isinstance(other, list) else [text_of(other)])]
                 if isinstance(one, str) and isinstance(other, str):
                     return one + other
             case ast.IfExp(test=ast.Name() | ast.Attribute() as test, body=body, orelse=other):
-                holds = self._value(test)  # as far as a default says
+                holds = self.value(test)  # as far as a default says
                 if not (isinstance(holds, str) and unresolved(holds)):
-                    return self._value(body if holds else other)
+                    return self.value(body if holds else other)
             case ast.Call(func=function, args=args, keywords=keywords):
                 return self._called(function, args, keywords)
-            case ast.Subscript(value=holder, slice=ast.Constant(value=str(name))) if (
-                _name(holder) == "environ"
-            ):
+            case ast.Subscript(slice=ast.Constant(value=str(name))):  # `os.environ["X"]`
                 return unknown(name)
             case ast.Attribute(value=holder, attr=name):
                 source = self.assigned.get((self.scopes.get(node), _name(holder)), holder)
@@ -156,21 +146,21 @@ class PythonSource:
             return unknown(name)
         if (scope, name) in self.defaults:
             self.taken[name] = None
-            return self._value(self.defaults[scope, name])
+            return self.value(self.defaults[scope, name])
         assigned = self.assigned.get((scope, name))
-        return unknown(name) if assigned is None else self._value(assigned)
+        return unknown(name) if assigned is None else self.value(assigned)
 
     def _items(self, node: ast.expr) -> list[Any]:
         """The values that one item of a list becomes: several if it is starred."""
-        value = self._value(node.value if isinstance(node, ast.Starred) else node)
+        value = self.value(node.value if isinstance(node, ast.Starred) else node)
         return value if isinstance(node, ast.Starred) and isinstance(value, list) else [value]
 
     def _mapping(self, pairs: list[tuple[ast.expr | None, ast.expr]]) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key, item in pairs:
-            value = self._value(item)
+            value = self.value(item)
             spread = value if isinstance(value, dict) else {unknown("a mapping"): value}
-            mapping |= spread if key is None else {text_of(self._value(key)): value}
+            mapping |= spread if key is None else {text_of(self.value(key)): value}
         return mapping
 
     def _called(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
@@ -180,17 +170,17 @@ class PythonSource:
             pairs = [(ast.Constant(one.arg) if one.arg else None, one.value) for one in keywords]
             return self._mapping([*((None, one) for one in args), *pairs])
         if args and name == "dumps":
-            value = self._value(args[0])
+            value = self.value(args[0])
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if args and name in ("str", "int", "float"):
-            return text_of(self._value(args[0])) if name == "str" else self._value(args[0])
+            return text_of(self.value(args[0])) if name == "str" else self.value(args[0])
         holder = _name(function.value) if isinstance(function, ast.Attribute) else ""
         if args and (name == "getenv" or (name, holder) == ("get", "environ")):
-            variable = text_of(self._value(args[0]))
+            variable = text_of(self.value(args[0]))
             if len(args) == 1:
                 return unknown(variable)
             self.taken[variable] = None
-            return self._value(args[1])
+            return self.value(args[1])
         return unknown(f"{name}(…)")
 
     def grown(self, node: ast.expr, name: str) -> tuple[list[Word], bool]:
@@ -245,16 +235,15 @@ def launches(text: str, *, file: str) -> list[Launch]:
     lists = {value: name for (_, name), value in source.assigned.items()}
     inner: set[ast.AST] = set()
     for node in source.nodes:
-        source.taken = {}
+        source.taken, source.looked_up = {}, 0
         made: list[Launch] = []
         match node:
             case (
                 ast.Assign(targets=[ast.Subscript(value=holder, slice=key)], value=value)
                 | ast.Call(func=ast.Attribute(value=holder, attr="setdefault"), args=[key, value])
             ) if _name(holder) in ("environ", "env"):
-                env[text_of(source.value(key))] = Word(
-                    text_of(source.value(value)), source.span(value)
-                )
+                word = Word(text_of(source.value(value)), source.span(value))
+                env[text_of(source.value(key))] = word
             case (
                 ast.keyword(arg="env", value=value)
                 | ast.Call(func=ast.Attribute(attr="env"), args=[value])  # of an image of Modal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,6 @@ _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
 _VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
 _OPEN = "`tensor_parallel_size`, `quantization`, `kv_cache_dtype`, `max_num_seqs`"
-"""What decides most of a server, and no endpoint tells."""
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Launch]:
@@ -61,10 +60,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
             problems.append(UsageError(f"specserve cannot read `{file}`: it is nested too deeply"))
     if problems:
         raise problems[0]
-    hint = (
-        "`convert` reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and "
-        "SGLang's launch_server"
-    )
+    hint = "`specserve convert --help` names what it reads"
     if STARTS.search(text):
         hint = "a command in a here-document, a list, a guide or other text is not read: "
         hint += "convert it separately"
@@ -90,29 +86,30 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
     or its number from 1. Raises UsageError and FactError.
     """
     if len(source) > 1:
-        return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line"
+        found = starts(argv_words(source)[1])
+        if not found:
+            raise UsageError(f"{quoted(source[0])} is not a command that starts vLLM or SGLang")
+        return with_settings(found[0], folder=Path.cwd()), "a command line"
     file = "stdin" if source[0] == "-" else source[0]
-    folder = Path.cwd() if file == "stdin" else Path(file).parent
-    found = read(_text(source[0]), file=file, folder=folder)
+    found = read(_text(source[0]), file=file, folder=Path(file).parent)
     named = [given for given in found if given.settings.keys() & {"model", "model_path"}] or found
-    chosen = next(
-        (given for given in named if any("spec" in name for name in given.settings)), named[0]
-    )
     names = []
     for number, given in enumerate(found, start=1):
         when = f" if {quoted(hushed(given.condition))}" if given.condition else ""
         name = quoted(given.name) if given.name else given.what
-        names.append(f"{number} {name} (line {given.place.line}{when})")
-    if pick:
-        picked = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
-        if not picked:
-            hint = f"it has {', '.join(names)}"
-            raise UsageError(f"{quoted(pick)} is no launch of `{file}`", hint=hint)
-        chosen = picked[0]
+        names.append(f"{number} {name} (line {given.start.span.line}{when})")
+    wanted = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
+    if pick and not wanted:
+        hint = f"it has {', '.join(names)}"
+        raise UsageError(f"{quoted(pick)} is no launch of `{file}`", hint=hint)
+    speculate = [given for given in named if "spec" in " ".join(given.settings)]
+    chosen = [*wanted, *speculate, *named][0]
     if len(found) > 1:
         this = names[found.index(chosen)]
         said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}"
-        note = Note("", f"{said}: `--pick` takes the number or name of another", chosen.place.line)
+        note = Note(
+            "", f"{said}: `--pick` takes the number or name of another", chosen.start.span.line
+        )
         chosen = replace(chosen, notes=[note, *chosen.notes])
     return chosen, Path(file).name
 
@@ -128,19 +125,8 @@ def _text(name: str) -> str:
             hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
         raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
     if len(data) > MAX_BYTES:
-        limit_text = f"larger than {MAX_BYTES:,} bytes, which is too large for a launch script"
-        raise UsageError(f"`{name}` is {limit_text}")
+        raise UsageError(f"`{name}` is too large for a launch script: over {MAX_BYTES:,} bytes")
     return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")
-
-
-def from_argv(words: Iterable[Word], *, folder: Path) -> Launch:
-    """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
-    words = list(words)
-    found = starts(words)
-    if not found:
-        what = quoted(words[0].text) if words else "nothing"
-        raise UsageError(f"{what} is not a command that starts vLLM or SGLang")
-    return with_settings(found[0], folder=folder)
 
 
 def of_process(pid: int) -> Launch:
@@ -167,8 +153,7 @@ def of_process(pid: int) -> Launch:
     except (psutil.NoSuchProcess, FileNotFoundError) as error:  # a zombie is one too
         raise FactError(f"no process {pid} runs here") from error
     except (psutil.AccessDenied, PermissionError) as error:
-        hint = "run `specserve convert` as its user"
-        raise FactError(f"process {pid} is another user's", hint=hint) from error
+        raise FactError(f"process {pid} is another user's", hint="run it as that user") from error
     kept = {name: Word(one, _PLACE) for name, one in environ.items() if OF_AN_ENGINE.match(name)}
     dropped = len(environ) - len(kept)
     note = Note("", f"{dropped} variables that no engine reads, by their names, are left out")
@@ -187,8 +172,7 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     told = [*models, *(str(one.get("root")) for one in models.values())]
     is_vllms = bases and all(one.get("owned_by") == "vllm" for one in bases.values())
     if not is_vllms or any(name.startswith("-") for name in told):  # it must add no option
-        hint = "`convert` can ask no other server"
-        raise UsageError(f"the server at {url} is not vLLM's", hint=hint)
+        raise UsageError(f"the server at {url} is not vLLM's")
     first, about = next(iter(bases.items()))
     root, longest = str(about.get("root") or first), about.get("max_model_len")
     words = [root] if first == root else [root, "--served-model-name", *bases]

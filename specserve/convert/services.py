@@ -14,7 +14,7 @@ from typing import Any
 from specserve.convert.arguments import options, words_of
 from specserve.convert.launch import ASSIGNMENT, STARTS, Launch, in_container, is_image, mount
 from specserve.convert.launch import starts as started_by
-from specserve.convert.words import Note, Word, finding, mark, placeholder, unknown
+from specserve.convert.words import Note, Word, finding, mark, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError, quoted
 from specserve.hardware.accelerators import catalogue
@@ -25,27 +25,18 @@ _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
 _OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
-_OF_KSERVE = re.compile(r"\{\{-?\s*\.([\w.]+)\s*-?\}\}")
-_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
+_TEMPLATE = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}")
 _SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh (?:-\S+ (?:\w+ )?)*?-[a-z]*c ")
 _COMMAND = ("entrypoint", "command", "args")
-_READ = frozenset(
-    "image entrypoint command args environment env volumes volumeMounts name container_name gpus "
-    "nodeSelector resources deploy".split()
-)
-"""The keys of a container that are read."""
 _PASSED = frozenset(
-    "apiVersion kind metadata spec template containers selector status services version "
-    "leaderWorkerTemplate leaderTemplate workerTemplate size model name volumes items predictor "
-    "servingEngineSpec modelSpec nodeSelector dnsPolicy schedulerName terminationMessagePath "
+    "image entrypoint command args environment env volumes volumeMounts name container_name gpus "
+    "nodeSelector resources deploy apiVersion kind metadata spec template containers selector "
+    "status services version leaderWorkerTemplate leaderTemplate workerTemplate size model items "
+    "predictor servingEngineSpec modelSpec dnsPolicy schedulerName terminationMessagePath "
     "terminationMessagePolicy imagePullPolicy restartPolicy".split()
 )
-"""The keys of what lies around a container that are read, or say nothing by themselves."""
+"""The keys of a container, and around it, that are read, or say nothing by themselves."""
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-_LABELS = re.compile(
-    r"accelerator$|gpu\.product$|gpu[.-](model|name|class|type)$|instance-gpu-name$", re.I
-)
-"""Labels of nodes that name their GPUs: of GKE, EKS, NVIDIA's operator, Karpenter, CoreWeave."""
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 _CHART_FLAGS = (
     "enableChunkedPrefill enablePrefixCaching maxModelLen dtype tensorParallelSize maxNumSeqs "
@@ -60,8 +51,8 @@ _OF_IMAGE = re.compile(
 )
 """Variables that the images of vLLM and NVIDIA set themselves."""
 _OF_SYSTEMD = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)$|%(%|[a-zA-Z])")
-_SETUP = ("ExecStartPre", "ExecStartPost", "ExecCondition")
-_OF_UNIT = ("ExecStart", "Environment", "WorkingDirectory", "EnvironmentFile", *_SETUP)
+_AROUND = ("ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFile")
+_OF_UNIT = ("ExecStart", "Environment", "WorkingDirectory", *_AROUND)
 
 
 def containers(text: str, *, file: str) -> list[Launch]:
@@ -69,22 +60,19 @@ def containers(text: str, *, file: str) -> list[Launch]:
 
     Raises UsageError for what is not YAML, or a form that is not read.
     """
-    helm = UsageError(
-        f"`{file}` contains Helm values or templates, which specserve cannot read",
-        hint="render the chart with `helm template`, and convert the manifest that it prints",
-    )
+    hint = "render the chart with `helm template`, and convert the manifest that it prints"
+    text_of_helm = f"`{file}` contains Helm values or templates, which specserve cannot read"
+    helm = UsageError(text_of_helm, hint=hint)
     try:
         documents = _documents(text, file=file)
     except UsageError as error:
-        raise helm if _TEMPLATE.search(re.sub(r"(?m)(^|\s)#.*$", "", text)) else error from error
-    documents = [
-        item for root in documents for item in _items(root) or _items(_at(root, "items")) or [root]
-    ]
+        raise helm if "{{" in text else error from error
+    lists = (_items(root) or _items(_at(root, "items")) or [root] for root in documents)
+    documents = [root for one in lists for root in one]
     if any(isinstance(_at(root, "spec", "predictor", "model"), dict) for root in documents):
-        raise UsageError(
-            f"`{file}` contains an InferenceService, whose command its ServingRuntime makes",
-            hint="convert the ServingRuntime alone, and add what the service says",
-        )
+        why = f"`{file}` contains an InferenceService, whose command its ServingRuntime makes"
+        hint = "convert the ServingRuntime alone, and add what the service says"
+        raise UsageError(why, hint=hint)
     found: list[Launch] = []
     for root in documents:
         models = _items(_at(root, "servingEngineSpec", "modelSpec"))
@@ -99,8 +87,6 @@ def containers(text: str, *, file: str) -> list[Launch]:
             if any(key in mapping for key in _HELM):
                 raise helm
             found += _started(name, parents, mapping, documents)
-    if any(_TEMPLATE.search(word.text) for given in found for word in (given.start, *given.words)):
-        raise helm
     if not found and len(documents) == 1 and (tree := parse(text.encode(), file=file)[0]):
         # vLLM's own file of arguments, as `vllm serve --config` takes it: flags as keys
         words, known = words_of(tree), options()
@@ -201,9 +187,9 @@ def _charted(spec: Mapped, root: Mapped, documents: list[Any]) -> list[Launch]:
     found = _started("modelSpec", (root, root["servingEngineSpec"]), container, documents)
     for key in left + [key for key in _CHART_OPEN if key in spec]:
         text = f"what the chart of its version makes of `{key}` is not in the source"
+        error = finding("SD105", text, place, help="write it as keys of the profile")
         for given in found:
-            help = "write it as keys of the profile"
-            given.unresolved.append(finding("SD105", text, given.place, help=help))
+            given.unresolved.append(error)
     return found
 
 
@@ -222,16 +208,14 @@ def _inspected(root: Mapped, config: Mapped) -> Mapped:
     }
     unset = ("", "0", "no", "private", "67108864")
     named = [word for word in _items(config.get("Env")) if isinstance(word, Word)]
-    mounts = [one for one in _items(root.get("Mounts")) if _text_at(one, "Type") == "bind"]
+    binds = [one for one in _items(root.get("Mounts")) if _text_at(one, "Type") == "bind"]
+    mounts = (f"{_text_at(one, 'Source')}:{_text_at(one, 'Destination')}" for one in binds)
     return {
         "image": config["Image"],
         "entrypoint": config.get("Entrypoint"),
         "command": config.get("Cmd"),
         "environment": [word for word in named if not _OF_IMAGE.fullmatch(word.text.split("=")[0])],
-        "volumes": [
-            Word(f"{_text_at(one, 'Source')}:{_text_at(one, 'Destination')}", place)
-            for one in mounts
-        ],
+        "volumes": [Word(text, place) for text in mounts],
         **({"ports": ports} if (ports := _at(host, "PortBindings")) else {}),
         **{key: Word(text, place) for key, text in texts.items() if text not in unset},
     }
@@ -248,10 +232,8 @@ def _started(
     is_llm = key == "containers" and _text_at(root, "kind") == "LLMInferenceService"
     uri = _at(root, "spec", "model", "uri") if is_llm else None
     named = isinstance(image, Word) and is_image(_VARIABLE.sub(r"\1", _compose(image.text)))
-    is_other = not (named or STARTS.search(text) or isinstance(uri, Word)) or not (
-        image is None or isinstance(image, Word)
-    )
-    if is_other or key == "initContainers":
+    is_engine = named or (STARTS.search(text) and not isinstance(image, dict | list))
+    if not (is_engine or isinstance(uri, Word)) or key == "initContainers":
         return []
     shell = bool(_SHELL.search(text))
     env: dict[str, Word] = {}
@@ -260,15 +242,12 @@ def _started(
         if is_compose:
             text = _compose(value.text)
         else:  # `$(X)` is a variable of the container; a shell reads the others
-            text = _OF_KUBERNETES.sub(
-                lambda found: env[found[1]].text if found[1] in env else found[0], value.text
-            )
+            known = {f"$({name})": word.text for name, word in env.items()}
+            text = _OF_KUBERNETES.sub(lambda found: known.get(found[0], found[0]), value.text)
             text = text if shell else _VARIABLE.sub(lambda found: unknown(found[1]), text)
-        if "serving.kserve" in _text_at(root, "apiVersion"):  # it fills in its own templates
-            text = _OF_KSERVE.sub(lambda found: placeholder(found[1]), text)
-        return Word(
-            text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text), value.span
-        )
+        text = _TEMPLATE.sub(lambda found: mark(f"<{found[1].lstrip('.')}>"), text)
+        text = text if shell else _OF_KUBERNETES.sub(lambda found: unknown(found[1]), text)
+        return Word(text, value.span)
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
     command: list[Word] = []
@@ -343,9 +322,8 @@ def _environment(mapping: Mapped) -> Iterator[tuple[str, Word]]:
 def _use_gpus(found: Launch, mapping: Mapped) -> None:
     """The GPUs of a container of compose or Kubernetes."""
     devices = _at(mapping, "deploy", "resources", "reservations", "devices")
-    limits = [
-        _at(mapping, "resources", kind, name) for kind in ("limits", "requests") for name in _GPUS
-    ]
+    resources = [_at(mapping, "resources", kind) for kind in ("limits", "requests")]
+    limits = [_at(one, name) for one in resources for name in _GPUS]
     counts = (_at(devices, "count") or mapping.get("gpus"), *limits)
     if ids := _listed(_at(devices, "device_ids")):
         text = "device=" + ",".join(word.text for word in ids)
@@ -366,13 +344,13 @@ def _add_surroundings(
             found.hardware["nodes"] = Node(int(size.text), size.span)
         for label, word in _pairs(_at(part, "nodeSelector")):
             text = word.text if isinstance(word, Word) else ""
-            if _LABELS.search(label) and (name := accelerator_of(text)):
+            if name := accelerator_of(text):
                 found.hardware["accelerator"] = Node(name, word.span)
                 said = f"the source says {quoted(text)}"
                 found.notes.append(Note("hardware.accelerator", said, word.span.line))
             else:
                 left.append(f"nodeSelector {label}: {text}")
-        passed = _READ if part is mapping else {*_PASSED, *(key for key, _ in services)}
+        passed = {*_PASSED, *(key for key, _ in services)}
         for key, value in part.items():
             is_around = any(value is one or one in _items(value) for one in chain)
             if key not in passed and not is_around and not key.startswith("x-"):
@@ -392,9 +370,8 @@ def _add_surroundings(
 
 def accelerator_of(label: str) -> str | None:
     """The name in the catalogue for a label such as `nvidia-h100-80gb`."""
-    if label == "nvidia-tesla-a100":  # GKE's name for the smaller one
-        return "A100-40GB"
-    words = re.split(r"[-_ ]", re.sub(r"(\d) (gb)", r"\1\2", label.lower()))
+    label = label.lower().replace("tesla-a100", "a100-40gb")  # GKE's name for the smaller one
+    words = re.split(r"[-_ ]", re.sub(r"(\d) (gb)", r"\1\2", label))
     named = [one.name for one in catalogue() if set(one.name.lower().split("-")[:-1]) <= set(words)]
     sizes = [word for word in words if re.fullmatch(r"\d+gb", word)]
     exact = [name for name in named if name.lower().rpartition("-")[2] in sizes]
@@ -442,12 +419,11 @@ def units(text: str, *, file: str) -> list[Launch]:
             if assigned := ASSIGNMENT.fullmatch(word.text):
                 env[assigned[1]] = Word(assigned[2], word.span)
     notes = []
-    for word in (word for key in _SETUP for word in said.get(key, [])):
+    for name, word in ((one, word) for one in _AROUND for word in said.get(one, [])):
         about = f"set-up around the launch is left out: {quoted(word.text)}; `render` cannot do it"
-        notes.append(Note("", about, word.span.line))
-    for word in said.get("EnvironmentFile", []):
-        name = quoted(word.text.lstrip("-"))
-        about = f"the variables in {name} are not read: export them where you start the server"
+        if name == "EnvironmentFile":
+            about = f"the variables in {quoted(word.text.lstrip('-'))} are not read: export them"
+            about += " where you start the server"
         notes.append(Note("", about, word.span.line))
     folder = next((word.text for word in said.get("WorkingDirectory", [])), "")
     found = []
@@ -464,7 +440,7 @@ def _split(line: Word, env: Mapped) -> list[Word]:
     def value(found: re.Match[str]) -> str:
         name, specifier = found[1] or found[2], found[3]
         if specifier:
-            return "%" if specifier == "%" else placeholder(f"%{specifier}")
+            return "%" if specifier == "%" else mark(f"<%{specifier}>")
         return "$" if name is None else env[name].text if name in env else unknown(name)
 
     words = []
@@ -474,6 +450,5 @@ def _split(line: Word, env: Mapped) -> list[Word]:
             several = re.fullmatch(r"\$\w+", part)
             words += [Word(one, line.span) for one in (whole.split() if several else [whole])]
     except ValueError as error:
-        where = f"line {line.span.line} of `{line.span.file}`"
-        raise UsageError(f"{where} cannot be read: {error}") from error
+        raise UsageError(f"line {line.span.line} cannot be read: {error}") from error
     return words

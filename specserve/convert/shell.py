@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from specserve.convert.words import UNKNOWN, Note, Word, mark, placeholder, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, mark, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -26,8 +26,7 @@ _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
 _MOST_STEPS, _LONGEST_WORD = 20_000, 100_000
-_PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")
-"""A text at its blanks, those within quotes aside."""
+_PARTS = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*"|['"])+""")  # of a text, a quoted one whole
 _OWN_ARGUMENTS = re.compile(r"\$[#@*1]|\bgetopts\b")
 _NOT_ASCII = re.compile("[^\x02-\x7f]")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
@@ -40,12 +39,9 @@ _NO_SPLIT = {ord(blank): chr(mark) for mark, blank in _BLANKS.items()}
 _NO_SPLIT |= {ord(_KEPT): "", ord(_END): " "}
 _WORD = re.compile(f"[^{_END}-\ue014]+")
 _HOME = re.compile(f"^{unknown('HOME')}(?=/|$)")
-_COMPUTED = (
-    "arithmetic_expansion",
-    "command_substitution",
-    "process_substitution",
-    "brace_expression",
-    "ansi_c_string",
+_COMPUTED = frozenset(
+    "arithmetic_expansion command_substitution process_substitution brace_expression "
+    "ansi_c_string".split()
 )
 _LEAVES = ("word", "string_content", "variable_name", "number", "regex", "test_operator")
 Value = str | list[str]
@@ -59,10 +55,8 @@ class Command:
     words: list[Word]
     exported: dict[str, Word] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    condition: str = ""
-    """When the script runs it, as the script says it: `[ "$SPEC" = 1 ]`; empty: always."""
-    function: str = ""
-    """The function it stands in, if nothing in the script calls that."""
+    condition: str = ""  # when the script runs it, in its words; empty: always
+    function: str = ""  # in which it stands, if nothing in the script calls that
 
 
 def script(
@@ -78,13 +72,20 @@ def script(
     `positional`: the words after the script, None if nobody says them. Raises UsageError if it
     cannot be parsed.
     """
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _UNQUOTED.sub(
-        lambda part: _PLACEHOLDER.sub(lambda one: placeholder(one[1]), part[0]),
+        lambda part: _PLACEHOLDER.sub(lambda one: mark(f"<{one[1]}>"), part[0]),
         _PROMPT.sub("", text),
     )
-    shell = _Shell(text, file, line, positional, variables or {})
-    root = _parsed(text)
+    # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337); in their place it
+    # gets one that no name has, so that each byte of its places is a character of the text
+    data = _QUOTE_IN_BRACKET.sub(lambda found: "." * len(found[0]), _NOT_ASCII.sub(".", text))
+    root = Parser(Language(tree_sitter_bash.language())).parse(data.encode()).root_node
+    given: dict[str, Value] = {**(variables or {})}
+    shell = _Shell(text, file, line, positional, given, dict.fromkeys(given))
     if root.has_error:
         bad = root
         while inner := [child for child in bad.children if child.has_error]:
@@ -108,41 +109,25 @@ def script(
     return shell.found
 
 
-def _parsed(text: str) -> Node:
-    import tree_sitter_bash
-    from tree_sitter import Language, Parser
-
-    # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337); in their place it
-    # gets one that no name has, so that each byte of its places is a character of the text
-    data = _QUOTE_IN_BRACKET.sub(lambda found: "." * len(found[0]), _NOT_ASCII.sub(".", text))
-    return Parser(Language(tree_sitter_bash.language())).parse(data.encode()).root_node
-
-
+@dataclass(slots=True)
 class _Shell:
     """The state of one script while its tree is walked: variables, functions, commands found."""
 
-    def __init__(
-        self,
-        text: str,
-        file: str,
-        line: int,
-        positional: list[str] | None,
-        variables: Mapping[str, str],
-    ) -> None:
-        self.text, self.file, self.line, self.positional = text, file, line, positional
-        self.variables: dict[str, Value] = {**variables}
-        self.exported = dict.fromkeys(variables)
-        self.places: dict[str, Span] = {}
-        self.functions: dict[str, Node] = {}
-        self.called: set[str] = set()
-        self.condition = ""
-        self.found: list[Command] = []
-        self.assumed: dict[str, None] = {}
-        self.defaults: dict[str, None] = {}
-        """Variables that have the script's default, which the environment may change."""
-        self.empty: set[str] = set()
-        """Those whose default is empty: in quotes, such a default is none."""
-        self.steps = 0
+    text: str
+    file: str
+    line: int
+    positional: list[str] | None
+    variables: dict[str, Value]
+    exported: dict[str, None]
+    places: dict[str, Span] = field(default_factory=dict)
+    functions: dict[str, Node] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    condition: str = ""
+    found: list[Command] = field(default_factory=list)
+    assumed: dict[str, None] = field(default_factory=dict)
+    defaults: dict[str, None] = field(default_factory=dict)  # variables that have their default
+    empty: set[str] = field(default_factory=set)  # those whose default is empty
+    steps: int = 0
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
@@ -216,8 +201,7 @@ class _Shell:
     def _choose(self, bodies: _Bodies, otherwise: str = "") -> None:
         """Runs what only a run could choose from, each from the same state under its condition.
 
-        The condition of the last may be empty: it runs if none of the others holds, which is
-        `otherwise` in words. What one of them adds to a variable is a mark.
+        The last one may have none: it runs if no other holds, which is `otherwise` in words.
         """
         before, outer = self.variables, self.condition
         ends: list[tuple[str, dict[str, Value]]] = []
@@ -273,7 +257,7 @@ class _Shell:
         elif node.children[1].type == "+=":
             new = _added(([] if isinstance(new, list) else "") if old is None else old, new)
         elif isinstance(new, str) and isinstance(old, list):
-            new = unknown(name)  # Bash sets the first item
+            new = [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
         self.variables[name] = new
         if not new and name in self.empty:  # `X=${X:-}`
             del self.variables[name]

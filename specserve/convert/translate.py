@@ -16,8 +16,7 @@ from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
-_UNTAKEN = object()
-"""The value of today where vLLM has no counterpart."""
+_UNTAKEN = object()  # the value of today where vLLM has no counterpart
 
 
 def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
@@ -56,8 +55,7 @@ class _Translation:
 
     def leave_out(self, setting: Setting, why: str) -> None:
         """Notes what is not in the profile."""
-        text = f"`{setting.written}` is left out: {why}"
-        self.notes.append(Note("", text, setting.place.line))
+        self.notes.append(Note("", f"`{setting.written}` is left out: {why}", setting.place.line))
 
     def put(self, setting: Setting, place: str, node: Node, text: str) -> None:
         """Sets a dotted place of the profile; what the source says by today's name wins."""
@@ -108,10 +106,9 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
     later: list[tuple[Setting, Replacement]] = []
     old: Replacement | None
     given = _combined(given, made.notes) if made.foreign else given
+    old_names = [name for name in given.env if name in VARIABLES and name not in table.env]
     variables = {
-        name: word
-        for name, word in given.env.items()
-        if name in VARIABLES and name not in table.env and not unresolved(word.text)
+        name: given.env[name] for name in old_names if not unresolved(given.env[name].text)
     }
     old_ones = [Setting(name, word.node(), name) for name, word in variables.items()]
     for setting in (*given.settings.values(), *old_ones):
@@ -140,7 +137,7 @@ def translated(given: Launch, *, table: VllmTable) -> Launch:
     if made.foreign:
         made.block |= _speculation(given, made.notes)
     if made.block or (config and config.node.mapping == {}):
-        whole = config.node if config else Node(None, given.place, key=given.place)
+        whole = config.node if config else Node(None, given.start.span, key=given.start.span)
         node = replace(whole, value=made.block or None)
         made.settings["speculative_config"] = Setting("speculative_config", node, "")
     env = {name: word for name, word in given.env.items() if name not in variables}
@@ -244,6 +241,5 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
         return less, f"from `{flag}`; SGLang counts the verified token too"
     if drafts:
         return drafts, f"from `{flag}`"
-    text = "without `--speculative-num-steps` SGLang picks a number by the model;"
-    text += f" {_DEFAULT_K} is a starting point"
+    text = f"SGLang picks a number by the model if none is said; {_DEFAULT_K} is a starting point"
     return Node(_DEFAULT_K, next(iter(said.values())).span), text

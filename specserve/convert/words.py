@@ -24,12 +24,8 @@ LONGEST_SHOWN = 300  # characters of what a text leaves open, its conditions inc
 OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _PAIRS = re.compile(r"\w+=\d{1,9}(,\w+=\d{1,9})*")
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
-_NAMES = {
-    **NAMES,
-    "SD102": "unknown-argument",
-    "SD105": "wrong-argument-value",
-    "SD107": "secret-in-profile",
-}
+_NAMES = {**NAMES, "SD102": "unknown-argument", "SD107": "secret-in-profile"}
+_NAMES["SD105"] = "wrong-argument-value"
 
 
 def mark(text: str, condition: str = "") -> str:
@@ -43,18 +39,9 @@ def unknown(name: str) -> str:
     return mark(f"${name}" if re.fullmatch(r"\w+|[@*#]", name) else "$(…)")
 
 
-def placeholder(name: str) -> str:
-    """The mark of a `<name>` that the reader of a guide should replace."""
-    return mark(f"<{name}>")
-
-
 def readable(text: str) -> str:
     """A text with what each mark in it stands for, such as `$X`, `<X>` or `--x if $X is set`."""
-
-    def shown(match: re.Match[str]) -> str:
-        return match[1].translate(_PLAIN).replace(_IF, " if ")
-
-    return UNKNOWN.sub(shown, text)
+    return UNKNOWN.sub(lambda found: found[1].translate(_PLAIN).replace(_IF, " if "), text)
 
 
 def parts_of(text: str) -> tuple[str, str]:
@@ -101,8 +88,7 @@ class Note:
     path: str
     """Where the profile's comment stands: a dotted path, or `` for the head of the file."""
     text: str
-    line: int = 0
-    """Of the text; 0 where it has no lines."""
+    line: int = 0  # of the text; 0 where it has none
 
 
 def finding(
@@ -114,7 +100,7 @@ def finding(
 
 def without_placeholder(word: Word) -> Word:
     """The word with a mark for a `<name>` that is all of it, or all of its value."""
-    return replace(word, text=_PLACEHOLDER.sub(lambda found: placeholder(found[1]), word.text))
+    return replace(word, text=_PLACEHOLDER.sub(lambda found: mark(f"<{found[1]}>"), word.text))
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:

@@ -14,8 +14,7 @@ from specserve.checks.run import lint_text
 from specserve.cli.app import _run
 from specserve.convert.command import profile_of
 from specserve.convert.convert import FILE, converted
-from specserve.convert.reading import from_argv, read
-from specserve.convert.words import argv_words
+from specserve.convert.reading import read, read_source
 from specserve.errors import SpecserveError
 
 Write = Callable[..., Path]
@@ -226,7 +225,8 @@ def test_any_python_text_gives_a_profile_or_a_clear_error(parts: list[str]) -> N
 def test_any_command_gives_a_profile_findings_or_a_clear_error(words: list[str]) -> None:
     for start in ([], ["vllm", "serve", "org/m"], ["python", "-m", "sglang.launch_server"]):
         try:
-            converted(from_argv(argv_words([*start, *words])[1], folder=Path("nowhere")), origin="x")
+            if len([*start, *words]) > 1:
+                converted(read_source([*start, *words])[0], origin="x")
             profile, findings = profile_of([*start, *words])
             assert profile or findings
             assert not any(SECRET.search(finding.message) for finding in findings)

@@ -96,7 +96,6 @@ def test_what_grows_without_bounds_ends(file: str, text: str) -> None:
 
 
 HELM = "decode:\n  containers:\n  - modelCommand: vllmServe\n    args: [--seed, '1']\n"
-CHART = "image: vllm/vllm-openai\nargs: ['--model', '{{ .Values.model }}']\n"
 SERVICE = "kind: InferenceService\nspec: {predictor: {model: {runtime: vllm, storageUri: hf://a/b}}}\n"
 CONFIG_MAP = """
 kind: ConfigMap
@@ -131,7 +130,11 @@ bash run.sh
         (CONFIG_MAP, "map.yaml", "specserve found nothing in `"),
         (SERVICE, "x.yaml", "` contains an InferenceService, whose command its ServingRuntime"),
         (HELM, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
-        (CHART, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
+        (
+            "args: {{ .Values.args }}: x",
+            "x.yaml",
+            "` contains Helm values or templates, which specserve cannot",
+        ),
     ],
 )
 def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, file: str, message: str) -> None:
