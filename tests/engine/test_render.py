@@ -19,7 +19,7 @@ import yaml
 
 from specserve.hardware.host import free_port
 from tests.deploy.test_hostile import compose_text, kubernetes_text, systemd_words
-from tests.engine.conftest import ROOT
+from tests.engine.server import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
 BIN = Path(sys.executable).parent

@@ -1,4 +1,4 @@
-"""Texts that servers write, token by token, and how two of them differ. Starts no server."""
+"""Texts that servers write, token by token, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specserve.metrics import Acceptance, total_acceptance
 from specserve.serve.client import metrics
 
 if TYPE_CHECKING:
-    from tests.engine.conftest import Up
+    from tests.engine.server import Server
 
 PROMPT_FILE = Path(__file__).parents[2] / "demo" / "prompts.jsonl"
 NEAR_TIE = 0.0625
@@ -27,7 +27,6 @@ class Text:
 
     prompt: str
     text: str
-    prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     top: tuple[Mapping[int, float], ...] = ()
 
@@ -38,7 +37,7 @@ def demo_prompts(count: int) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines[:: len(lines) // count]][:count]
 
 
-def post(up: Up, **body: Any) -> dict[str, Any]:
+def post(up: Server, **body: Any) -> dict[str, Any]:
     """One completion, which must succeed."""
     connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=120)
     headers = {"Content-Type": "application/json"}
@@ -52,7 +51,7 @@ def post(up: Up, **body: Any) -> dict[str, Any]:
 
 
 def write(
-    up: Up, prompts: Sequence[str], *, concurrency: int, top: int | None = None, **sampling: Any
+    up: Server, prompts: Sequence[str], *, concurrency: int, top: int | None = None, **sampling: Any
 ) -> list[Text]:
     """What the server writes after each prompt; greedy unless `sampling` says otherwise."""
     options = {"temperature": 0, "max_tokens": 64, "logprobs": top, **sampling}
@@ -63,7 +62,6 @@ def write(
         return Text(
             prompt=prompt,
             text=choice["text"],
-            prompt_ids=tuple(choice["prompt_token_ids"]),
             ids=tuple(choice["token_ids"]),
             top=tuple(_by_id(step) for step in (choice["logprobs"] or {}).get("top_logprobs", ())),
         )
@@ -76,38 +74,23 @@ def _by_id(step: Mapping[str, float]) -> dict[int, float]:
     return {int(name.removeprefix("token_id:")): logprob for name, logprob in step.items()}
 
 
-def first_difference(one: Text, other: Text) -> int | None:
-    """The first position where the tokens differ; None where they are the same."""
-    if one.ids == other.ids:
-        return None
-    pairs = zip(one.ids, other.ids, strict=False)
-    shorter = min(len(one.ids), len(other.ids))
-    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), shorter)
-
-
 def near_ties(texts: Sequence[Text], references: Sequence[Text]) -> int:
     """How many texts leave their reference at a near-tie of the reference; any other difference fails."""
     count = 0
     for text, reference in zip(texts, references, strict=True):
-        at = first_difference(text, reference)
+        pairs = zip(text.ids, reference.ids, strict=False)
+        at = next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
         if at is None:
+            assert len(text.ids) == len(reference.ids), f"cut short after {text.prompt!r}"
             continue
-        assert at < len(text.ids), f"cut short at token {at} of {text.prompt!r}"
         gap = max(reference.top[at].values()) - reference.top[at].get(text.ids[at], float("-inf"))
         assert gap <= NEAR_TIE, f"token {at} after {text.prompt!r}: a gap of {gap:.4f}"
         count += 1
     return count
 
 
-def acceptance(up: Up) -> Acceptance:
+def acceptance(up: Server) -> Acceptance:
     """What the server's counters hold since its start."""
     found = metrics(up.url, timeout_s=5.0)
     assert found is not None
     return total_acceptance(found.acceptance.values())
-
-
-def logprobs(up: Up, text: Text) -> list[float]:
-    """The log-probability (nats, temperature 1) of each token of a text, by a plain prefill on this server."""
-    answer = post(up, prompt=[*text.prompt_ids, *text.ids], max_tokens=1, temperature=0, prompt_logprobs=0)
-    steps = answer["choices"][0]["prompt_logprobs"][len(text.prompt_ids) :]
-    return [step[str(token)]["logprob"] for step, token in zip(steps, text.ids, strict=True)]

@@ -36,9 +36,10 @@ PARTS = {
     "tune": Part(14, "the K that tune chooses against a sweep of all", "chooses"),
     "launches": Part(30, "how much launches of one server differ", "launches_of_one_server"),
     "noise": Part(6, "bench with a draft of noise: COSTS", "draft_of_noise"),
-    "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),
     "intervals": Part(3, "simulated benchmarks: the table of docs/bench.md", "interval_covers"),
-    "engine": Part(40, "nodes, a rendered file and an interrupted tune on a real vLLM", "", "tests/engine"),
+    "engine": Part(
+        60, "ranks, rendered files, distill, bf16 and models that fail to load", "", "tests/engine"
+    ),
     "oracle": Part(10, "vLLM's word against the rules', launch by launch", script="tests/soak/oracle.py"),
     "start": Part(8, "how much longer `up` takes than vLLM alone", script="scripts/bench_up.py"),
     "mutants": Part(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.conftest import DEMO, END_LIMIT_S, Server
+from tests.engine.server import DEMO, END_LIMIT_S, Server
 
 CYCLES = int(os.environ.get("SOAK", "5"))
 TWO_RANKS = (
@@ -56,13 +56,20 @@ def test_it_ends_cleanly_again_and_again(server: Server, way: str, cycle: int) -
 
 @pytest.mark.parametrize(
     ("victim", "cause", "options"),
-    [("serve", "SIGKILL", ()), ("Worker_TP1", "a worker process .*SIGKILL", TWO_RANKS)],
+    [
+        ("serve", "SIGKILL", ()),
+        ("EngineCore", "SIGKILL", ("--set", "env.VLLM_LOGGING_LEVEL=ERROR")),
+        ("EngineCore", "the engine process .*SIGKILL", None),
+        ("Worker_TP1", "a worker process .*SIGKILL", TWO_RANKS),
+    ],
 )
 def test_kill_9_of_a_process_is_named(
-    server: Server, victim: str, cause: str, options: tuple[str, ...]
+    server: Server, victim: str, cause: str, options: tuple[str, ...] | None
 ) -> None:
-    server.up(*options)
-    server.wait_ready()
+    """Without options while it starts."""
+    server.up(*(options or ()))
+    if options is not None:
+        server.wait_ready()
     server.member(victim).kill()
     server.ends_with(2)
     server.leaves_nothing()
@@ -83,7 +90,7 @@ def test_vllm_goes_with_specserve(server: Server, is_ready: bool) -> None:
 
 
 def test_kill_9_of_a_detached_server_is_named(server: Server) -> None:
-    """tests/engine kills the engine process."""
+    """tests/engine kills the engine process of a detached server."""
     server.up_detached()
     server.member("serve").kill()
     server.names_cause("SIGKILL", server.state_becomes("dead"))

@@ -29,8 +29,9 @@ from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.verify.judge import LOSSY, Tally, judge_sampled, tally
 from specserve.measure.verify.run import VerifySession, load_prompts, results_of
 from specserve.serve.client import Client, endpoint
+from tests.engine.server import DEMO, ROOT, Server
 from tests.measure.simulated import SCENARIOS, Scenario, simulated
-from tests.soak.conftest import DEMO, ROOT, Server, Traffic, figures
+from tests.soak.conftest import Traffic, figures
 
 RUNS = int(os.environ.get("SOAK", "5")) * 2
 LAUNCHES = 10
@@ -260,36 +261,3 @@ def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
     settings = ("--set", f"speculation.model={draft}", "--set", "speculation.num_speculative_tokens=8")
     (found,) = bench(DEMO, *settings, "-w", "code", "-c", "1", "-t", "0", folder=tmp_path)
     assert found["verdict"]["word"] == "COSTS"
-
-
-def test_ngram_pays_on_text_that_copies_itself_and_not_elsewhere(tmp_path: Path) -> None:
-    content = yaml.safe_load(Path(DEMO).read_text())
-    content["target"]["model"] = str(ROOT / "demo" / "wide")
-    content["speculation"] = {
-        **{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    }
-    profile = tmp_path / "ngram.yaml"
-    profile.write_text(yaml.safe_dump(content))
-    names = ["width", "height", "depth", "name", "color", "weight", "price", "count"]
-    prompts = []
-    for start in range(8):
-        ring = names[start:] + names[:start]
-        lines = [
-            "class Record:",
-            "    def __init__(self):",
-            *(f"        self._{name} = None" for name in ring),
-        ]
-        for name in ring[:4]:
-            lines += ["", f"    def get_{name}(self):", f"        if self._{name} is None:"]
-            lines += [
-                f'            raise ValueError("{name} is not set")',
-                f"        return int(self._{name})",
-            ]
-        prompts.append("\n".join([*lines, "", f"    def get_{ring[4]}(self):"]))
-    copying = tmp_path / "copying.jsonl"
-    copying.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    common = (str(profile), "-c", "1")
-    (found,) = bench(*common, "-w", str(copying), "-t", "0", folder=tmp_path)
-    assert found["verdict"]["word"] == "PAYS"
-    (found,) = bench(*common, "-w", "creative", "-t", "1", folder=tmp_path)
-    assert found["verdict"]["word"] != "PAYS"
