@@ -102,7 +102,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 
 @given(profile=profiles(), versions=st.sampled_from(((), ("0.31",), ("0.32", "0.33"), ("0.34",))))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...]) -> None:
     for rule in (each for each in all_rules() if each.needs == "nothing" or each.in_lint):
         for hit in rule.check(Context(profile, versions)):
@@ -142,7 +142,7 @@ ALL_BLOCKS = Profile(
 TENSORS = {"fc.weight": (4, 12), "model.mtp.weight": (3,), "model.layers.0.q_proj.weight": (2, 2)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(base=st.sampled_from([{}, LLAMA, EAGLE3, SPECULATOR, VISION, MIMO]), config=CONFIGS, more=CONFIGS)
 def test_no_config_breaks_a_rule(base: Any, config: Any, more: Any) -> None:
     tensors = {name: Tensor("BF16", shape) for name, shape in TENSORS.items()}

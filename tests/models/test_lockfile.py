@@ -85,6 +85,7 @@ def test_what_is_no_lock_is_a_clear_error(tmp_path: Path, content: bytes, words:
     assert error.value.hint == "`specserve lock` writes it again"
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=9), TENSORS, max_size=9))
 def test_tensors_come_back_whatever_their_names_are(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor]
@@ -103,7 +104,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(
     st.sampled_from([change, model]),
     st.sampled_from(sorted({*json.loads(text()), *json.loads(text())["models"][0]})),
