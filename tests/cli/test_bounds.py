@@ -145,7 +145,7 @@ def many(form: str, count: int, *, between: str = "") -> str:
 SCRIPTS = {
     "evals": "eval " * 1000 + "vllm serve x/y\n",
     "evals of a variable": "X='" + "a " * 2000 + "'\n" + "eval eval eval vllm serve x/y $X\n" * 20,
-    "lines of eval": many("eval 'X{}=1'\n", 4000) + "vllm serve x/y\n",
+    "lines of eval": many("eval 'X{}=1'\n", 2000) + "vllm serve x/y\n",
     "defaults": "vllm serve " + "${a:-" * 1500 + "x" + "}" * 1500 + "\n",
     "arithmetic": "vllm serve x --port " + "$((" * 5000 + "1" + "))" * 5000 + "\n",
     "unknown options": "vllm serve x/y " + many("--unknown-option-{} 1 ", 1000) + "\n",
@@ -164,8 +164,8 @@ def test_a_script_is_read_soon_or_refused(ended: Ended, name: str, write: Write)
 X = "target: {model: x/y}\n"
 PROFILES = {
     "engine": X + "engine:\n" + many("  unknown_kex_number_{}: 1\n", 500),
-    "one line": X + f"engine: {{compilation_config: {{{many('unknown_{}: 1', 1000, between=', ')}}}}}\n",
-    "alternatives": X + "alternatives:\n" + many("  a{}: {{method: ngrm, k: 1}}\n", 2000),
+    "one line": X + f"engine: {{compilation_config: {{{many('unknown_{}: 1', 500, between=', ')}}}}}\n",
+    "alternatives": X + "alternatives:\n" + many("  a{}: {{method: ngrm, k: 1}}\n", 1000),
     "range": X + f"vllm: '{many('>=0.{}', 20_000, between=',')}'\n",
     "version": X + f"vllm: '>=0.{DIGITS}'\n",
     "numbers": f"target: {{model: x/y, max_model_len: {DIGITS}}}\nengine: {{seed: -{HUGE}, block_size: 1e400}}\n",

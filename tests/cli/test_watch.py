@@ -97,7 +97,7 @@ def test_the_answer_is_one_paragraph_and_the_figures_stand_behind_v(
     assert short.startswith("STEADY: the mean acceptance length is 3.20 (95 %: 3.")
     assert len(short.splitlines()) == 1
     assert out.startswith(short)
-    assert "per position  0.80 0.60 0.50 0.30" in out
+    assert "per position  0.80 0.60 0.50 0.30" in out and "without a draft" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
 
 

@@ -78,11 +78,6 @@ def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
     assert ("uriBaseId" in place) is not uri.startswith("file:")
 
 
-def test_what_is_no_file_has_a_logical_place_only() -> None:
-    result = log(FINDING._replace(span=Span("-", 3, 1, 3, 2)))["results"][0]
-    assert result["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "-"}]}]
-
-
 @given(
     text=st.text(),
     name=st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), max_size=20),
