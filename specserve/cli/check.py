@@ -70,7 +70,7 @@ def check(
     format: Format = None,
     settings: options.Settings = None,
 ) -> None:
-    """Prove before the launch that target and draft agree and fit in memory.
+    """Judge before the launch whether target and draft agree and fit in memory.
 
     check judges the profile, tokenizers, models, memory and hardware. It reads
     configurations, tokenizer files and tensor headers from directories, the Hub cache or the Hub,
