@@ -10,7 +10,7 @@ import queue
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -242,8 +242,6 @@ def generate(
     ):
         todo = {entry.index: entry for entry in lines if entry.index not in output.done}
         state = "starting the engine"
-        if not lines:
-            say("nothing to do: the input has no lines")
         if output.done:
             say(f"resuming: {len(output.done)} of {len(lines)} lines are already done")
 
@@ -254,15 +252,13 @@ def generate(
                 raise Interrupted(f"stopped: {output.kept(len(lines))}", exit_code=code)
             show(f"{state}: {len(output.done)} of {len(lines)} lines")
 
+        asked: list[Record] = []
         for entry in todo.values():
-            if entry.request is None:
+            if entry.request is not None:
+                asked.append({"index": entry.index, **entry.request})
+            else:
                 output.write(entry.record({"error": entry.error}))
                 tick()
-        asked = [
-            {"index": entry.index, **entry.request}
-            for entry in todo.values()
-            if entry.request is not None
-        ]
         if asked:
             log_path = default_log(f"{plan.name}-generate")
             say(f"starting the engine, log: {log_path}")
@@ -271,7 +267,7 @@ def generate(
             child = JsonChild(CHILD, env=resolve_env(env), log_path=log_path)
             tokens = 0
             try:
-                for message in _messages(child, plan, asked, on_tick=tick):
+                for message in _messages(child, plan, asked, tick):
                     event, state = message.pop("event"), "generating"
                     if event == "ready":
                         began_s = child.elapsed_s
@@ -291,14 +287,11 @@ def generate(
 
 
 def _messages(
-    child: JsonChild,
-    plan: LaunchPlan,
-    asked: Sequence[Mapping[str, Any]],
-    *,
-    on_tick: Callable[[], None],
+    child: JsonChild, plan: LaunchPlan, asked: list[Record], on_tick: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
     """Send the requests; the messages of the engine, up to `done`. Raises LaunchError."""
-    for each in ({"engine_kwargs": dict(plan.engine_kwargs)}, *asked, {"end": True}):
+    child.tell({"engine_kwargs": dict(plan.engine_kwargs)})
+    for each in (*asked, {"end": True}):
         child.tell(each)
     phase, event = "starting the engine", ""
     while event != "done":
@@ -306,14 +299,12 @@ def _messages(
             message = child.receive(0.2)
         except queue.Empty:
             on_tick()
-            if not event:  # once it is ready, silence may be long
-                limit_s = child.stalled_s(plan.stall_timeout_s)
-                if limit_s is not None:
-                    raise stalled(child.log_path, phase, limit_s=limit_s) from None
+            # once it is ready, silence may be long
+            if not event and (limit_s := child.stalled_s(plan.stall_timeout_s)) is not None:
+                raise stalled(child.log_path, phase, limit_s=limit_s) from None
             continue
         if message is None or message["event"] == "failed":
             child.wait()  # the log is complete once the process is gone
-            said = str(message["error"]) if message is not None else ""
-            raise child.death(phase, said=said)
+            raise child.death(phase, said=str((message or {}).get("error", "")))
         phase, event = "generating", message["event"]
         yield message

@@ -18,7 +18,6 @@ from specserve.serve.logs import LogLine, end_of, is_disk_full, parse
 
 _TRACEBACK = "Traceback (most recent call last):"
 _STACK_CHARACTERS = 60_000
-_SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
 _LOG_HINT = "the end of the log shows what vLLM was doing"
 _TRACEBACK_HINT = "the log has the whole traceback; look for this message in vLLM's issues"
 _KILLED_HINT = (
@@ -116,6 +115,10 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
     """
     faults = [line for line in _without_requests(lines) if line.is_fault]
     said = "\n".join(line.text for line in faults)
+    killed = None
+    if exit_code is not None and exit_code < 0:
+        message = f"vLLM's first process was killed by {signal_name(-exit_code)}"
+        killed = Cause("killed", message, _KILLED_HINT)
     # the API server talks on while the engine hangs
     last = [
         line.text
@@ -127,7 +130,7 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause:
     return (
         _first((row, said) for row in table() if not row.last)
         or _of_traceback(faults)
-        or _of_exit(exit_code)
+        or killed
         or _first((row, "\n".join(last[-row.last :])) for row in table() if row.last)
         or _of_last_line(faults)
     )
@@ -170,13 +173,6 @@ def _of_traceback(lines: Sequence[LogLine]) -> Cause | None:
                     found.append((position, root))
                 statement, is_linked = "", False
     return Cause("exception", max(found)[1], _TRACEBACK_HINT) if found else None
-
-
-def _of_exit(code: int | None) -> Cause | None:
-    if code is None or 0 <= code <= _SHELL_SIGNAL:
-        return None
-    name = signal_name(-code if code < 0 else code - _SHELL_SIGNAL)
-    return Cause("killed", f"vLLM's first process was killed by {name}", _KILLED_HINT)
 
 
 def _of_last_line(faults: Sequence[LogLine]) -> Cause:

@@ -23,14 +23,10 @@ MOST_BYTES, _STREAM_BYTES = 16 << 20, 64 << 20
 """vLLM with 64 engines writes about 3 MB of metrics."""
 _CONNECT_S, _READ_S, _SHORT_S, _ANSWER_S = 5.0, 600.0, 10.0, 3600.0
 """A connection; a wait for more; all of an answer that needs no model, and of one by a model."""
-_PATIENCE = 3
-"""All of an answer may take this many times as long as the wait for any of it."""
+_PATIENCE = 3  # times as long as the wait for any of an answer may all of it take
 _LIMIT, _MOST_QUOTED = 300, 4096
 _KEY_HINT = "set `VLLM_API_KEY` and name the URL; for a detached server, set its profile's variable"
-_ADDRESS_HINT = (
-    "give the root URL of a vLLM server, such as http://127.0.0.1:8000; `specserve ps` lists"
-    " detached servers; SGLang shows metrics with `--enable-metrics`"
-)
+_ADDRESS_HINT = "give the root URL of a vLLM server (SGLang's metrics need `--enable-metrics`)"
 _LOG_HINT = "the server's log may show why"
 
 
@@ -133,8 +129,7 @@ def exchange(
         connection.connect()
         connection.sock.settimeout(read_s)  # which begins again with each byte
         data = None if body is None else json.dumps(dict(body))
-        method = "GET" if data is None else "POST"
-        connection.request(method, parts.path or "/", body=data, headers=headers)
+        connection.request("POST" if data else "GET", parts.path or "/", data, headers)
         response = stack.enter_context(connection.getresponse())
         if response.headers.get("Content-Encoding", "identity") != "identity":
             # a few of its bytes can be a thousand times as many
@@ -152,8 +147,7 @@ def failing(server: Endpoint) -> Iterator[None]:
     try:
         yield
     except ConnectionRefusedError as error:
-        hint = "`specserve ps` lists detached servers, also one that is starting;"
-        hint += " `specserve up` starts one"
+        hint = "`specserve ps` lists detached servers; `specserve up` starts one"
         raise TrafficError(f"nothing listens at {root}", hint=hint) from error
     except TimeoutError as error:
         raise TrafficError(f"the server at {root} has sent nothing for too long") from error

@@ -56,19 +56,16 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
     return frozenset(filter(_is_our_trace, found))
 
 
-def remove(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Remove traces that are still there, ours, and used by no living process; returns which."""
+def remove(paths: Iterable[Path]) -> None:
+    """Remove traces that are still there, ours, and used by no living process."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
     # nobody may ever wait for a zombie, whose id OpenMP's file bears
     alive = [pid for pid in psutil.pids() if identity(pid)[1]]
     in_use = traces(alive) if left else frozenset()
-    removed = []
     for path in left:
         with contextlib.suppress(OSError):  # another command may be removing it too
             if path not in in_use:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-                removed.append(str(path))
-    return tuple(removed)
 
 
 def _is_our_trace(path: Path) -> bool:

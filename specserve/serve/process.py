@@ -50,8 +50,7 @@ for each in $trackers; do patiently "$each" 30; done
 kill -KILL "-$pid"
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LAST_WORDS_S = 3.0
-"""How long a process that ended gets to complete its log and its messages."""
+_LAST_WORDS_S = 3.0  # for a process that ended, to complete its log and its messages
 _KERNEL_PATIENCE_S, _TRACKER_PATIENCE_S = 30.0, 3.0
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
@@ -115,14 +114,11 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     # vLLM starts `python -m vllm…`: a folder of that name in the working directory is not it
     resolved = {**os.environ, "PYTHONSAFEPATH": "1"}
     for name, value in env.items():
-        if isinstance(value, FromEnv):
-            if not os.environ.get(value.name):
-                text = f"the environment variable `{value.name}` is not set"
-                why = f"the profile reads the server's `{name}` from it"
-                raise UsageError(text, hint=f"{why}: run `export {value.name}=…`")
-            resolved[name] = os.environ[value.name]
-        else:
-            resolved[name] = value
+        if isinstance(value, FromEnv) and not os.environ.get(value.name):
+            text = f"the environment variable `{value.name}` is not set"
+            why = f"the profile reads the server's `{name}` from it"
+            raise UsageError(text, hint=f"{why}: run `export {value.name}=…`")
+        resolved[name] = os.environ[value.name] if isinstance(value, FromEnv) else value
     return resolved
 
 

@@ -43,7 +43,6 @@ class Record:
     """
 
     name: str
-    boot_id: str
     watcher: Process
     started_at_s: float
     log_path: str
@@ -63,14 +62,14 @@ class Record:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the process that watches it runs: ids are used again, a reboot begins anew."""
+        """Whether the process that watches it runs: ids are used again, but not at that time."""
         start = identity(self.watcher[0])[1]
-        return start > 0 and start == self.watcher[1] and self.boot_id == boot_id()
+        return start > 0 and start == self.watcher[1]
 
     @property
     def is_running(self) -> bool:
         """Whether any process of vLLM runs; the id of a dead first one stays its session's."""
-        if self.leader is None or self.boot_id != boot_id():
+        if self.leader is None:
             return False
         start = identity(self.leader[0])[1]
         return start == self.leader[1] if start else bool(session(self.leader[0]))
@@ -80,21 +79,14 @@ class Record:
         """Whether all of it is of its type: a file may be changed, and signals go to its pids."""
         texts = [getattr(self, each.name) for each in fields(self) if each.type == "str"]
         processes = [self.watcher, *filter(None, [self.leader])]
+        seconds = (self.started_at_s, self.shutdown_timeout_s)
         return (
             all(isinstance(each, str) for each in (*texts, *self.settings, *self.traces))
             and self.state in ("starting", "ready", "stopping")
-            and isinstance(self.started_at_s, int | float)
-            and isinstance(self.shutdown_timeout_s, int | float)
+            and all(isinstance(each, int | float) for each in seconds)
             and all(type(pid) is type(since) is int for pid, since in processes)
             and all(1 < pid < 1 << 31 for pid, _ in processes)  # 1 is init
         )
-
-
-def boot_id() -> str:
-    """A name of this boot of this host; empty if the kernel has none."""
-    with contextlib.suppress(OSError, ValueError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
 
 
 def path_of(name: str) -> Path:
@@ -189,7 +181,7 @@ def reap(record: Record) -> Record:
     if record.end or record.is_watched:
         return record
     end: dict[str, Any] = {"end": "the host was restarted", "cause": "it ran before the restart"}
-    if record.boot_id == boot_id():
+    if record.started_at_s > psutil.boot_time():
         files.remove(map(Path, record.traces))
         phase = Phase.SERVING if record.state == "ready" else Phase.ENGINE
         end = end_of(died(Path(record.log_path), phase, exit_code=None))

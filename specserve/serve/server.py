@@ -20,7 +20,7 @@ from specserve.serve.events import OnEvent, Phase
 from specserve.serve.logs import LogTail
 from specserve.serve.process import Child, StopRequest, resolve_env, send_all
 
-_TICK_S, _NEWS_S, _SAMPLE_S, _CHECK_S = 0.1, 0.5, 1.0, 0.25
+_TICK_S, _LOOK_S, _CHECK_S = 0.1, 0.5, 0.25
 _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 5.0, 2.0
 _KV_CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
@@ -47,22 +47,20 @@ class RunningServer:
         Raises LaunchError if it ended or nothing moves any more (there is no limit on the whole),
         Interrupted.
         """
-        child, stall_s, news_s, sample_s = self.child, self.plan.stall_timeout_s, 0.0, 0.0
+        child, stall_s, look_s = self.child, self.plan.stall_timeout_s, 0.0
         self._emit(events.Started(child.pid, str(child.log_path)))
         self._emit(events.Progress(self.phase))
         is_up = False
         while not is_up and not self.stop.wait(_TICK_S) and child.is_running():
             self._read_log()
             now_s = child.elapsed_s
-            if now_s >= sample_s:
-                sample_s = now_s + min(_SAMPLE_S, stall_s / 4)
+            if now_s >= look_s:
+                look_s = now_s + min(_LOOK_S, stall_s / 4)
                 child.note_traces()
                 if (still_s := child.stalled_s(stall_s)) is not None:
                     raise stalled(child.log_path, self.phase, limit_s=still_s)
-            is_up = is_healthy(self.plan.url) if self.plan.answers else self._has_loaded
-            if now_s >= news_s and not is_up:
-                news_s = now_s + _NEWS_S
                 self._emit(events.Progress(self.phase, now_s - self._phase_began_s))
+            is_up = is_healthy(self.plan.url) if self.plan.answers else self._has_loaded
         if self.stop.count:
             number = self.stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} came before the server was ready, so it was stopped"
@@ -128,11 +126,10 @@ class RunningServer:
             else:
                 send_all(child.members(), number)
             ends_s = began_s + grace_s
-            while child.is_running() and time.monotonic() < ends_s and self.stop.count < 2:
-                self.stop.wait(0.05)  # or for a second Ctrl-C
-            ends_s = min(ends_s, time.monotonic() + _ORPHAN_GRACE_S)
             while child.members() and time.monotonic() < ends_s and self.stop.count < 2:
-                self.stop.wait(0.05)
+                if not child.is_running():
+                    ends_s = min(ends_s, time.monotonic() + _ORPHAN_GRACE_S)
+                self.stop.wait(0.05)  # or for a second Ctrl-C
         killed = child.clear()
         self._emit(events.Stopped(time.monotonic() - began_s, killed=killed))
 
@@ -153,8 +150,7 @@ def running(
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
-        grace_s = plan.shutdown_timeout_s
-        child = Child(plan.argv, env=env, log_path=log_path, grace_s=grace_s)
+        child = Child(plan.argv, env=env, log_path=log_path, grace_s=plan.shutdown_timeout_s)
         server = RunningServer(plan, child, stop=stop, on_event=on_event)
         stack.callback(server.end)
         server.start()

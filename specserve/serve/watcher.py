@@ -30,7 +30,7 @@ from specserve.serve.process import (
     session,
     stop_on_signals,
 )
-from specserve.serve.records import Record, boot_id, end_of, reap
+from specserve.serve.records import Record, end_of, reap
 from specserve.serve.server import refuse_taken_port, running
 
 _REPAIRED_WITHIN_S, _GUARDED_WITHIN_S = 3.0, 10.0
@@ -59,7 +59,6 @@ def launch(
     k = speculation.get("num_speculative_tokens")
     record = Record(
         name=name,
-        boot_id=boot_id(),
         watcher=identity(os.getpid()),
         started_at_s=time.time(),
         log_path=str(log_path),
@@ -158,13 +157,10 @@ def main() -> None:
     with Connection(0) as pipe, stop_on_signals() as stop:
         plan, record = pipe.recv()
         watch, log_path = Watch(record, pipe), Path(record.log_path)
+        is_claimed = is_ready = False
         try:
             watch.claim(plan)
-        except SpecserveError as error:
-            watch.tell(error)
-            return
-        is_ready = False
-        try:
+            is_claimed = True
             with running(plan, log_path=log_path, on_event=watch, stop=stop) as server:
                 is_ready = True
                 watch.keep(state="ready")
@@ -176,7 +172,8 @@ def main() -> None:
                 watch.keep(**end_of(error))
                 return
             with contextlib.suppress(FactError):
-                records.remove(watch.record.name)
+                if is_claimed:
+                    records.remove(watch.record.name)
             watch.tell(error)
 
 

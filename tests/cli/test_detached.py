@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,17 +17,16 @@ from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import default_name, start
 from specserve.errors import ProfileError, UsageError
-from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve import records
 from specserve.serve.client import is_healthy
+from specserve.serve.files import identity
 from specserve.serve.process import StopRequest
 from specserve.serve.records import locate
 from specserve.serve.watcher import stop_server
-
-FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
+from tests.serve.conftest import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -40,28 +38,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             stop_server(name, stop=stop)
 
 
-def plan(*arguments: str, name: str = "demo", kwargs: dict[str, Any] | None = None) -> LaunchPlan:
-    port = free_port()
-    return LaunchPlan(
-        name=name,
-        fingerprint="0" * 64,
-        vllm="0.32.0+cpu",
-        platform="cpu",
-        argv=(sys.executable, str(FAKE), "--port", str(port), *arguments),
-        env={},
-        engine_kwargs=kwargs or {},
-        host="127.0.0.1",
-        port=port,
-        model="tiny",
-        stall_timeout_s=30.0,
-        shutdown_timeout_s=5.0,
-    )
-
-
-def left(*arguments: str, name: str = "demo") -> LaunchPlan:
-    server = plan(*arguments, name=name)
-    start(server, name=name, profile="demo.yaml")
-    return server
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
+    """A stand-in server that runs detached."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("MY_KEY", "k" * 20)
+    plan = make_plan(name="demo", env={"VLLM_API_KEY": FromEnv("MY_KEY")})
+    start(plan, name="demo", profile="demo.yaml")
+    return plan
 
 
 def servers(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -72,33 +56,57 @@ def servers(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str], state: Path) -> None:
-    server = left()
+def test_a_server_is_left_listed_and_stopped(
+    capsys: pytest.CaptureFixture[str], state: Path, left: LaunchPlan
+) -> None:
     captured = capsys.readouterr()
-    assert f"url      {server.url}/v1\n" in captured.out
+    assert f"url      {left.url}/v1\n" in captured.out
     assert "`specserve down demo` stops it" in captured.err
     assert "Ctrl-C" not in captured.err
     (seen,) = servers(capsys)
     assert (seen["name"], seen["state"]) == ("demo", "ready")
-    assert (seen["record"]["url"], seen["record"]["profile"]) == (server.url, "demo.yaml")
+    assert (seen["record"]["url"], seen["record"]["profile"]) == (left.url, "demo.yaml")
+    environment = Path(f"/proc/{seen['record']['leader'][0]}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=2,3" in environment
     assert run(["ps"]) == 0
     assert capsys.readouterr().out.startswith("NAME  STATE  URL")
+    log = next((state / "logs").glob("demo-*.log"))
+    with log.open("a") as file:
+        file.write("later \x1b]0;t\x07 and evil\n")
+    assert run(["logs", "-n", "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{log}\n"
+    assert len(captured.out.splitlines()) == 2
+    assert captured.out.endswith("later \\x1b]0;t\\x07 and evil\n")
+    assert run(["logs", "demo"]) == 0
+    assert "non-default args" in capsys.readouterr().out.splitlines()[0]
     assert run(["down", "demo"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "demo: stopping; running requests may finish"
     assert told[1].startswith("demo: nothing is left running; its log: ")
-    assert not is_healthy(server.url)
+    assert not is_healthy(left.url)
     assert servers(capsys) == []
 
 
-def test_a_detached_server_keeps_the_devices_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    start(plan(), name="demo", profile="demo.yaml")
+def test_a_client_finds_the_only_server_or_the_one_it_names_and_gives_each_its_own_key(
+    monkeypatch: pytest.MonkeyPatch, left: LaunchPlan
+) -> None:
+    def found(server: str | None) -> tuple[str, str | None]:
+        place, _ = locate(server)
+        return place.root, place.api_key
+
+    monkeypatch.setenv("VLLM_API_KEY", "v" * 20)
+    assert found(None) == (left.url, "k" * 20)
+    assert found("http://h:1") == ("http://h:1", "v" * 20)
     record = records.read("demo")
-    assert record is not None and record.leader is not None
-    environment = Path(f"/proc/{record.leader[0]}/environ").read_bytes().split(b"\0")
-    assert b"CUDA_VISIBLE_DEVICES=2,3" in environment
-    assert run(["down", "demo"]) == 0
+    assert record is not None
+    me = identity(os.getpid())
+    records.write(dataclasses.replace(record, name="other", watcher=me, api_key_env=""))
+    assert found(None) == ("http://127.0.0.1:8000", None)
+    assert found("other") == (left.url, None)
+    records.remove("other")
+    with pytest.raises(UsageError, match="there is no server 'other'"):
+        locate("other")
 
 
 def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +130,8 @@ def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: there are no servers\n")
 
 
+@pytest.mark.usefixtures("left")
 def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.CaptureFixture[str]) -> None:
-    left()
     (seen,) = servers(capsys)
     os.kill(seen["record"]["leader"][0], signal.SIGKILL)
     deadline = time.monotonic() + 60
@@ -142,21 +150,6 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
     assert run(["down", "demo"]) == 0
     assert "demo: had ended by itself: vLLM was killed by SIGKILL" in capsys.readouterr().err
     assert servers(capsys) == []
-
-
-def test_logs_shows_the_end_and_where_the_whole_is(capsys: pytest.CaptureFixture[str], state: Path) -> None:
-    left()
-    log = next((state / "logs").glob("demo-*.log"))
-    with log.open("a") as file:
-        file.write("later \x1b]0;t\x07 and evil\n")
-    capsys.readouterr()
-    assert run(["logs", "-n", "2"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == f"{log}\n"
-    assert len(captured.out.splitlines()) == 2
-    assert captured.out.endswith("later \\x1b]0;t\\x07 and evil\n")
-    assert run(["logs", "demo"]) == 0
-    assert "non-default args" in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -186,28 +179,6 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
     capsys.readouterr()
     refuse_exposed(profile, insecure=True, notices=StderrNotices())
     assert bool(capsys.readouterr().err) == refused
-
-
-def test_a_client_finds_the_only_server_or_the_one_it_names_and_gives_each_its_own_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def found(server: str | None) -> tuple[str, str | None]:
-        place, _ = locate(server)
-        return place.root, place.api_key
-
-    monkeypatch.setenv("MY_KEY", "k" * 20)
-    monkeypatch.setenv("VLLM_API_KEY", "v" * 20)
-    assert found(None) == ("http://127.0.0.1:8000", None)
-    assert found("http://h:1") == ("http://h:1", "v" * 20)
-    with pytest.raises(UsageError, match="there is no server 'demo'"):
-        locate("demo")
-    first = plan()
-    keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
-    start(keyed, name="demo", profile="p")
-    assert found(None) == (first.url, "k" * 20)
-    second = left(name="other")
-    assert found(None) == ("http://127.0.0.1:8000", None)
-    assert found("other") == (second.url, None)
 
 
 def test_variants_of_a_profile_have_names_of_their_own() -> None:

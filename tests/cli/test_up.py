@@ -19,40 +19,20 @@ import psutil
 import pytest
 import typer
 
+from specserve.cli.app import _run as run
 from specserve.cli.up import start
 from specserve.errors import Interrupted, LaunchError, UsageError
-from specserve.hardware.host import free_port
-from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report import servers
 from specserve.serve import events
 from specserve.serve.client import is_healthy
 from specserve.serve.server import refuse_taken_port
-
-FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
+from tests.serve.conftest import make_plan
 
 
 @pytest.fixture(autouse=True)
 def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
     return tmp_path
-
-
-def plan(*arguments: str, port: int | None = None, env: dict[str, str | FromEnv] | None = None) -> LaunchPlan:
-    port = port or free_port()
-    return LaunchPlan(
-        name="fake",
-        fingerprint="0" * 64,
-        vllm="0.32.0+cpu",
-        platform="cpu",
-        argv=(sys.executable, str(FAKE), "--port", str(port), *arguments),
-        env=env or {},
-        engine_kwargs={},
-        host="127.0.0.1",
-        port=port,
-        model="tiny",
-        stall_timeout_s=30.0,
-        shutdown_timeout_s=5.0,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +56,11 @@ def signal_when_ready(monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGT
         monkeypatch.setattr(view, "__call__", told)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_after_ready_is_a_clean_end(
-    number: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = plan()
-    signal_when_ready(monkeypatch, number)
+    server = make_plan()
+    signal_when_ready(monkeypatch, signal.SIGINT)
     start(server)
     captured = capsys.readouterr()
     assert f"url      http://127.0.0.1:{server.port}/v1\n" in captured.out
@@ -92,33 +71,22 @@ def test_a_signal_after_ready_is_a_clean_end(
     assert "Starting vLLM server" in log.read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_ready_is_an_interruption(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_before_ready_is_an_interruption(tmp_path: Path) -> None:
     def send() -> None:
         while "Loading weights" not in log_of(tmp_path):
             time.sleep(0.05)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=send, daemon=True).start()
     with pytest.raises(Interrupted) as caught:
-        start(plan("--fault", "never-ready"))
-    assert caught.value.exit_code == code
-
-
-def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(LaunchError) as caught:
-        start(plan("--fault", "crash-loading"))
-    assert caught.value.exit_code == 2
-    assert caught.value.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
-    assert caught.value.log_path is not None
-    assert caught.value.log_path.startswith(str(tmp_path / "logs" / "fake-"))
-    assert capsys.readouterr().out == ""
+        start(make_plan("--fault", "never-ready"))
+    assert caught.value.exit_code == 143
 
 
 def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = plan()
+    server = make_plan()
     signal_when_ready(monkeypatch)
     start(server, format="json")
     told = json.loads(capsys.readouterr().out)
@@ -127,7 +95,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
-        start(plan("--fault", "crash-loading"), format="json")
+        start(make_plan("--fault", "crash-loading"), format="json")
     assert caught.value.exit_code == 2
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert records[0]["event"] == "started"
@@ -141,7 +109,7 @@ def test_a_port_of_another_program_is_refused_before_anything_starts(tmp_path: P
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(LaunchError, match=rf"port {port} is taken by .*\(pid {os.getpid()}\)"):
-            start(plan(port=port))
+            start(make_plan(port=port))
     assert not (tmp_path / "logs").exists()
 
 
@@ -149,41 +117,26 @@ def test_an_address_of_another_host_is_a_usage_error() -> None:
     from dataclasses import replace
 
     with pytest.raises(UsageError, match=r"cannot listen on `192\.0\.2\.1`"):
-        refuse_taken_port(replace(plan(), host="192.0.2.1"))
+        refuse_taken_port(replace(make_plan(), host="192.0.2.1"))
 
 
 PROFILE = """\
 target: {model: ./target, tensor_parallel_size: 2, max_model_len: 512}
-speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 4, draft_tensor_parallel_size: %s}
+speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 4, draft_tensor_parallel_size: 3}
 server: {port: 18123, served_model_name: tiny}
 """
 
 
-def specserve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specserve", "up", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_an_error_finding_stops_it_with_exit_code_1(tmp_path: Path) -> None:
+def test_what_stops_it_before_anything_starts_has_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     profile = tmp_path / "pair.yaml"
-    profile.write_text(PROFILE % 3)
-    checked = specserve(str(profile))
-    assert checked.returncode == 1
-    assert "SD1" in checked.stderr
-    assert checked.stdout == ""
+    profile.write_text(PROFILE)
+    for file, code, said in ((profile, 1, "SD1"), (tmp_path / "missing.yaml", 2, "missing.yaml")):
+        assert run(["up", str(file)]) == code
+        captured = capsys.readouterr()
+        assert said in captured.err and captured.out == ""
     assert not (tmp_path / "logs").exists()
-
-
-def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
-    missing = specserve(str(tmp_path / "missing.yaml"))
-    assert missing.returncode == 2
-    assert "missing.yaml" in missing.stderr
-    assert "Traceback" not in missing.stderr
 
 
 LAUNCH = """
@@ -203,7 +156,7 @@ start(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {}, {}, "127.0.0.1", port, 
 
 @pytest.mark.parametrize("when", ["launching", "starting", "serving"])
 def test_a_specserve_that_is_killed_takes_vllm_along(when: str, tmp_path: Path) -> None:
-    server = plan("--model", when, *(() if when == "serving" else ("--fault", "ignore-signals")))
+    server = make_plan("--model", when, *(() if when == "serving" else ("--fault", "ignore-signals")))
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", LAUNCH, str(server.port), *server.argv]
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -1,6 +1,6 @@
 """A stand-in for `vllm serve` with the faults of a real one, on the standard library. Runs no model.
 
-    python vllm_server.py --port PORT [--fault FAULT] [--log text|colour|silent] [--model NAME]
+    python vllm_server.py --port PORT [--fault FAULT] [--model NAME]
 
 It logs what vLLM logs on its way, keeps an engine process, and answers /health, /metrics and /v1.
 """
@@ -25,13 +25,12 @@ from types import FrameType
 
 FAULTS = (
     "crash-loading",  # the engine fails to find memory; the API server says only that it failed
-    "die-silently",  # exit code 3, no word
     "never-ready",  # stands still for ever
     "stall-busy",  # never ready, but the CPU turns
     "ignore-sigterm",  # once it serves
     "ignore-signals",  # SIGINT and SIGTERM, from the start, which never ends
     "exit-zero",  # ends with code 0 on SIGUSR1, once it serves
-    "exit-slowly",  # the same, but its port closes a second before
+    "exit-slowly",  # the same, but its port closes a moment before
     "kill-self",  # SIGKILL on SIGUSR1, once it serves; the engine process lives on
     "unhealthy",  # answers 503 to the first three requests
     "orphan",  # leaves its engine process behind when it is told to stop
@@ -58,7 +57,6 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--log", choices=("text", "colour", "silent"), default="text")
     parser.add_argument("--fault", choices=FAULTS)
     parser.add_argument("--pause", type=float, default=0.05, help="seconds per log line")
     parser.add_argument("--shutdown-timeout", type=float)
@@ -84,6 +82,8 @@ def main() -> None:
 
 def _start_engine(*, group: int | None) -> subprocess.Popen[bytes]:
     """A process that ignores the polite signals, as a busy engine core does."""
+    # a killed one of that id may have left it, and the engine would die of it
+    Path(f"/dev/shm/psm_leak{os.getpid()}").unlink(missing_ok=True)
     code = (
         "import signal, sys, time\n"
         "from multiprocessing.shared_memory import SharedMemory\n"
@@ -104,15 +104,13 @@ def _load(args: argparse.Namespace) -> None:
     for number, (process, text) in enumerate(LINES):
         if number == 3 and args.fault == "crash-loading":
             _crash()
-        if number == 3 and args.fault == "die-silently":
-            os._exit(3)
         if number == 3 and args.fault in {"never-ready", "ignore-signals"}:
             while True:
                 time.sleep(60)
         if number == 3 and args.fault == "stall-busy":
             while True:
                 pass
-        _log(args.log, process, text)
+        print(f"({process} pid=7) INFO 11-21 01:44:37 [a.py:1] {text}", flush=True)
         time.sleep(args.pause)
 
 
@@ -128,17 +126,6 @@ def _crash() -> None:
         flush=True,
     )
     os._exit(1)
-
-
-def _log(dress: str, process: str, text: str) -> None:
-    if dress == "colour":
-        print(
-            f"[fleet-7] \x1b[0;36m({process} pid=7)\x1b[0;0m \x1b[32mINFO\x1b[0m "
-            f"\x1b[90m11-21 01:44:37\x1b[0m \x1b[90m[a.py:1]\x1b[0m {text}",
-            flush=True,
-        )
-    elif dress == "text":
-        print(f"({process} pid=7) INFO 11-21 01:44:37 [a.py:1] {text}", flush=True)
 
 
 def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
@@ -192,7 +179,7 @@ def _end(*, engine: subprocess.Popen[bytes], fault: str, server: http.server.HTT
     if fault == "exit-slowly":
         server.shutdown()
         server.server_close()
-        time.sleep(1.0)
+        time.sleep(0.3)
     engine.kill()
     os._exit(0)
 

@@ -106,7 +106,7 @@ def test_durations_are_short() -> None:
 
 
 RECORD = Record(
-    name="llama70b-8b", boot_id="b", watcher=(7, 1), started_at_s=1000.0, log_path="/l",
+    name="llama70b-8b", watcher=(7, 1), started_at_s=1000.0, log_path="/l",
     url="http://127.0.0.1:8000", drafts="draft_model K=5", api_key_env="MY_KEY",
 )  # fmt: skip
 LISTED = Seen("llama70b-8b", "ready", "", RECORD, 0.75)

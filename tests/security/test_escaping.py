@@ -106,7 +106,7 @@ def test_a_finding_is_one_command_for_github_and_never_two(severity: Severity) -
 
 
 RECORD = Record(
-    name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
+    name="demo", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL,
     alternative=EVIL, settings=(EVIL,), url="http://127.0.0.1:1", drafts=EVIL,
     api_key_env=EVIL, end=EVIL, cause=EVIL, hint=EVIL,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from specserve.errors import UsageError
 from specserve.serve import records
 from specserve.serve.files import identity, private
 from specserve.serve.logs import LogTail
-from specserve.serve.records import Record, boot_id, to_json
+from specserve.serve.records import Record, to_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -37,7 +37,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def record_of(**changes: Any) -> dict[str, Any]:
     """The state of a server whose processes are gone, with some values changed, as JSON has it."""
     record = Record(
-        name="demo", boot_id=boot_id(), watcher=(2**31 - 2, 1), started_at_s=1.0, log_path="/nowhere.log",
+        name="demo", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path="/nowhere.log",
         url="http://127.0.0.1:9", leader=(2**31 - 2, 1), state="ready",
     )  # fmt: skip
     return {**json.loads(to_json(record)), **changes}
@@ -159,7 +159,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-@pytest.mark.parametrize("what", ["another start time", "another boot", "init", "everybody", "a group"])
+@pytest.mark.parametrize("what", ["another start time", "init", "everybody", "a group"])
 def test_down_signals_no_process_that_the_state_does_not_mean(
     what: str, state: Path, bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,6 @@ def test_down_signals_no_process_that_the_state_does_not_mean(
     assert began
     changes: dict[str, dict[str, Any]] = {
         "another start time": {"watcher": [bystander.pid, began + 1], "leader": [bystander.pid, began - 1]},
-        "another boot": {"watcher": [bystander.pid, began], "boot_id": "earlier"},
         "init": {"watcher": list(identity(1))},
         "everybody": {"watcher": [-1, 1], "leader": [0, 1]},
         "a group": {"watcher": [-bystander.pid, began]},

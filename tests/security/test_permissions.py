@@ -60,7 +60,7 @@ def test_a_folder_of_another_user_in_the_place_of_ours_is_refused(state: Path) -
 
 
 RECORD = Record(
-    name="demo", boot_id="b", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path="/l", url="http://127.0.0.1:9"
+    name="demo", watcher=(2**31 - 2, 1), started_at_s=1.0, log_path="/l", url="http://127.0.0.1:9"
 )  # fmt: skip
 
 
@@ -154,5 +154,5 @@ def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_pa
 def test_a_changed_state_cannot_make_us_remove_files_of_the_user(tmp_path: Path) -> None:
     thesis = tmp_path / "thesis"
     thesis.write_text("x")
-    assert files.remove([thesis, Path("/dev/shm/../../etc/passwd"), Path("relative")]) == ()
+    files.remove([thesis, Path("/dev/shm/../../etc/passwd"), Path("relative")])
     assert os.path.lexists(thesis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.serve.batch import Entry, entries
@@ -92,6 +92,7 @@ def test_no_bytes_raise(data: bytes) -> None:
         assert (entry.request is None) != (entry.error is None)
 
 
+@settings(max_examples=40)
 @given(st.text(), st.dictionaries(st.text().map("_{}".format), st.integers() | st.text()))
 def test_every_json_object_with_a_prompt_is_read_back_as_it_was_written(
     prompt: str, params: dict[str, object]

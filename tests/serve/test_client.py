@@ -40,9 +40,10 @@ def test_without_a_time_between_tokens_there_is_no_speed(answer: Answer) -> None
     assert answer.tokens_per_s is None
 
 
-def test_only_what_was_asked_for_is_sent() -> None:
+def test_only_what_was_asked_for_is_sent_as_a_chat_with_the_first_model() -> None:
     script = Script()
-    ask(script, max_tokens=3, temperature=0.0)
+    answer = ask(script, max_tokens=3, temperature=0.0)
+    assert (answer.mode, answer.model) == ("chat", "demo")
     assert script.requests == [
         {
             "path": "/v1/chat/completions",
@@ -54,17 +55,6 @@ def test_only_what_was_asked_for_is_sent() -> None:
             "stream_options": {"include_usage": True},
         }
     ]
-
-
-def test_without_a_mode_it_is_a_chat_with_the_first_model() -> None:
-    script = Script()
-    answer = ask(script)
-    (request,) = script.requests
-    assert request["path"] == "/v1/chat/completions"
-    assert request["messages"] == [{"role": "user", "content": "hi"}]
-    assert (answer.mode, answer.model) == ("chat", "demo")
-    assert "max_tokens" not in request
-    assert "temperature" not in request
 
 
 def test_the_acceptance_is_the_gain_of_the_counters() -> None:
@@ -96,16 +86,8 @@ def test_nothing_of_the_environment_reaches_the_server(monkeypatch: pytest.Monke
     ask(script)
     assert len(script.headers) >= 3  # models, metrics and the request itself
     assert not [header for header in script.headers if "leak" in str(header) or "authorization" in header]
-    allowed = {
-        "host",
-        "accept",
-        "accept-encoding",
-        "connection",
-        "user-agent",
-        "content-type",
-        "content-length",
-    }
-    assert set().union(*script.headers) <= allowed
+    allowed = "host accept accept-encoding connection user-agent content-type content-length"
+    assert set().union(*script.headers) <= set(allowed.split())
     assert {name: value for name, value in OPENAI.items() if name in os.environ} == OPENAI
 
 
@@ -147,12 +129,6 @@ def test_a_key_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrafficError, match=r"refused the key \(401\)") as error:
         ask(Script(key="s3cret"), api_key_env="MY_KEY")
     assert "wrong" not in str(vars(error.value))
-
-
-def test_a_name_that_does_not_exist() -> None:
-    client = Client(endpoint("http://no-such-host.invalid:1", api_key_env=None))
-    with pytest.raises(TrafficError, match="cannot reach"):
-        client.ask("hi", on_text=lambda _kind, _text: None)
 
 
 def test_a_server_without_models() -> None:

@@ -17,7 +17,6 @@ from specserve.serve.records import Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
-    boot_id="b",
     watcher=(100, 1),
     started_at_s=1000.5,
     log_path="/l",
@@ -71,6 +70,16 @@ def test_a_record_of_other_types_is_refused_since_signals_go_to_what_it_names(ke
 def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid server name"):
         records.path_of(name)
+
+
+def test_a_server_of_an_earlier_boot_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+    records.write(RECORD)
+    seen = records.observe("demo")
+    assert seen is not None and (seen.state, seen.detail.partition(":")[0]) == (
+        "dead",
+        "the host was restarted",
+    )
 
 
 def test_a_record_that_was_cleared_meanwhile_is_not_written_again(

@@ -32,14 +32,6 @@ def test_a_path_before_metrics_is_kept() -> None:
         assert scrape(f"{url}/behind/a/gateway")
 
 
-def test_no_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "private")
-    script = Script()
-    with serving(script) as url:
-        scrape(url)
-    assert [headers.get("authorization") for headers in script.headers] == [None]
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [
@@ -85,9 +77,3 @@ def test_nobody_there() -> None:
 def test_a_name_that_no_server_has() -> None:
     with pytest.raises(TrafficError, match="cannot reach"):
         scrape("http://no-such-host.invalid:8000", timeout_s=60)
-
-
-def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    with serving(Script()) as url:
-        assert scrape(url)

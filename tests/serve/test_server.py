@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.client import is_healthy
 from specserve.serve.events import Phase
-from specserve.serve.process import Child, StopRequest
+from specserve.serve.process import Child, StopRequest, stop_on_signals
 from specserve.serve.server import RunningServer, running
 
 FakePlan = Callable[..., LaunchPlan]
@@ -76,23 +77,25 @@ def watched() -> Watched:
     return Watched()
 
 
-@pytest.mark.parametrize("log", ["text", "colour"])
-def test_a_server_is_handed_over_when_it_answers_and_is_gone_afterwards(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path, log: str
+def test_a_server_is_handed_over_when_it_answers_200_and_is_gone_afterwards(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fake_plan("--log", log)
+    env = {"VLLM_API_KEY": FromEnv("TEAM_KEY"), "VLLM_LOGGING_LEVEL": "ERROR"}
+    plan = fake_plan("--fault", "unhealthy", env=env)
+    monkeypatch.delenv("TEAM_KEY", raising=False)
+    with pytest.raises(UsageError, match="`TEAM_KEY` is not set"), running(plan, log_path=tmp_path / "l"):
+        pytest.fail("it must not start")
+    monkeypatch.setenv("TEAM_KEY", "s3cret")
     with running(plan, log_path=tmp_path / "server.log", on_event=watched) as server:
         assert is_healthy(server.plan.url)
         assert len(server.child.members()) == 3  # the server, its engine, Python's resource tracker
         assert server.kv_cache_tokens == 29056
+        environment = psutil.Process(server.child.pid).environ()
+        assert (environment["VLLM_API_KEY"], environment["VLLM_LOGGING_LEVEL"]) == ("s3cret", "ERROR")
+        assert "s3cret" not in " ".join(psutil.Process(server.child.pid).cmdline())
     assert watched.phases == ALL_PHASES
     assert not watched.stopped.killed
     assert nothing_is_left(watched.session, plan)
-
-
-def test_an_answer_other_than_200_is_not_ready(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
-    with running(fake_plan("--fault", "unhealthy"), log_path=tmp_path / "server.log") as server:
-        assert is_healthy(server.plan.url)
 
 
 def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
@@ -111,16 +114,6 @@ def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
     assert error.log_path == str(tmp_path / "server.log")
     assert error.hint is not None and "gpu_memory_utilization" in error.hint
     assert nothing_is_left(watched.session, plan)
-
-
-def test_a_death_without_a_word_is_told_with_the_last_line(fake_plan: FakePlan, tmp_path: Path) -> None:
-    plan = fake_plan("--fault", "die-silently", "--log", "silent")
-    with (
-        pytest.raises(LaunchError, match="exited with code 3") as caught,
-        running(plan, log_path=tmp_path / "l"),
-    ):
-        pytest.fail("it never became ready")
-    assert caught.value.causes == ("vLLM printed nothing",)
 
 
 def test_a_program_that_does_not_exist_is_an_error_with_a_way_out(
@@ -184,10 +177,10 @@ def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is
 def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
-    plan = fake_plan("--fault", "ignore-sigterm", shutdown_timeout_s=1.0)
+    plan = fake_plan("--fault", "ignore-sigterm", shutdown_timeout_s=0.2)
     with running(plan, log_path=tmp_path / "server.log", on_event=watched):
         pass
-    assert watched.of(events.Stopping) == [events.Stopping("SIGTERM", 1.0)]
+    assert watched.of(events.Stopping) == [events.Stopping("SIGTERM", 0.2)]
     assert watched.stopped.killed
     assert not Path(tempfile.gettempdir(), f"fake-{watched.session}").exists()
     assert nothing_is_left(watched.session, plan)
@@ -203,8 +196,9 @@ def test_a_second_stop_kills_at_once(fake_plan: FakePlan, watched: Watched, tmp_
 
 
 def test_an_engine_process_that_outlives_the_first_one_is_killed(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("specserve.serve.server._ORPHAN_GRACE_S", 0.2)
     plan = fake_plan("--fault", "orphan", shutdown_timeout_s=600.0)
     with running(plan, log_path=tmp_path / "server.log", on_event=watched):
         pass
@@ -244,18 +238,21 @@ def test_a_killed_api_server_takes_its_engine_along(
     assert nothing_is_left(watched.session, plan)
 
 
-def test_an_error_of_the_user_of_the_server_is_raised_after_the_server_is_gone(
+def test_a_terminal_that_went_away_and_an_error_of_the_user_do_not_keep_it_from_being_stopped(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
+    def broken(event: events.Event) -> None:
+        watched(event)
+        raise BrokenPipeError
+
     plan = fake_plan()
-    with pytest.raises(ZeroDivisionError), running(plan, log_path=tmp_path / "l", on_event=watched):
+    with pytest.raises(ZeroDivisionError), running(plan, log_path=tmp_path / "l", on_event=broken):
         raise ZeroDivisionError
     assert nothing_is_left(watched.session, plan)
 
 
-@pytest.mark.parametrize("fault", ["exit-zero", "exit-slowly"])
 def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
-    fake_plan: FakePlan, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    fake_plan: FakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 120.0)
 
@@ -265,34 +262,48 @@ def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
             time.sleep(0.05)
         raise TrafficError("no answer")
 
-    plan = fake_plan("--fault", fault)
+    plan = fake_plan("--fault", "exit-slowly")
     with pytest.raises(LaunchError, match="while serving"), running(plan, log_path=tmp_path / "l") as server:
         use(server)
 
 
-def test_a_terminal_that_went_away_does_not_keep_the_server_from_being_stopped(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path
-) -> None:
-    def broken(event: events.Event) -> None:
-        watched(event)
-        raise BrokenPipeError
-
-    plan = fake_plan()
-    with running(plan, log_path=tmp_path / "l", on_event=broken):
-        pass
-    assert nothing_is_left(watched.session, plan)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_becomes_a_request_and_the_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert not stop.wait(0)
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        assert stop.signal == number
+    assert signal.getsignal(number) is before
 
 
-def test_a_secret_comes_from_the_environment_and_its_absence_is_named(
-    fake_plan: FakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = fake_plan(env={"VLLM_API_KEY": FromEnv("TEAM_KEY"), "VLLM_LOGGING_LEVEL": "ERROR"})
-    monkeypatch.delenv("TEAM_KEY", raising=False)
-    with pytest.raises(UsageError, match="`TEAM_KEY` is not set"), running(plan, log_path=tmp_path / "l"):
-        pytest.fail("it must not start")
-    monkeypatch.setenv("TEAM_KEY", "s3cret")
-    with running(plan, log_path=tmp_path / "l") as server:
-        environment = psutil.Process(server.child.pid).environ()
-        assert environment["VLLM_API_KEY"] == "s3cret"
-        assert environment["VLLM_LOGGING_LEVEL"] == "ERROR"
-        assert "s3cret" not in " ".join(psutil.Process(server.child.pid).cmdline())
+def test_the_first_signal_is_remembered_and_the_second_counts() -> None:
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+        assert (stop.signal, stop.count) == (signal.SIGINT, 2)
+
+
+def test_a_closing_terminal_that_hangs_up_twice_is_one_request() -> None:
+    with StopRequest() as stop:
+        stop.request(signal.SIGHUP)
+        stop.request(signal.SIGHUP)
+        assert stop.count == 1
+
+
+def test_nohup_keeps_its_meaning() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0.05)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_wait_ends_with_a_request_of_another_thread() -> None:
+    with StopRequest() as stop:
+        threading.Timer(0.05, stop.request).start()
+        assert stop.wait(30)
