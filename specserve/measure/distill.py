@@ -26,9 +26,8 @@ from specserve.measure.bench.passes import RUN, read_passes
 from specserve.measure.bench.plan import PROFILE, BenchRequest
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.summary import sample, speedup
-from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
-from specserve.measure.verdict import COSTS, verdict
+from specserve.measure.verdict import COSTS, Estimate, rate, ratio, verdict
 from specserve.measure.workloads import Prompt, read
 from specserve.models.facts import local_path
 from specserve.models.hub import find_snapshot, hub_cache

@@ -34,7 +34,7 @@ from specserve.measure.bench.passes import (
 )
 from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.intervals import LAUNCH_SPREAD
+from specserve.measure.verdict import LAUNCH_SPREAD
 from specserve.measure.workloads import Workload, load, load_warm_up
 from specserve.metrics import Acceptance, EngineMetrics, Metrics, since, since_by_engine
 from specserve.plan.launch import with_port

@@ -11,8 +11,17 @@ from itertools import pairwise
 from statistics import fmean
 
 from specserve.errors import FactError, SpecserveError, TrafficError
-from specserve.measure.intervals import Estimate, RateSample, quantile_ranks, rate
-from specserve.measure.verdict import Judged, Kept, Verdict, judge, limits
+from specserve.measure.verdict import (
+    Estimate,
+    Judged,
+    Kept,
+    RateSample,
+    Verdict,
+    judge,
+    limits,
+    quantile_ranks,
+    rate,
+)
 from specserve.metrics import Acceptance, Counters, Histogram, Metrics, read, since
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile

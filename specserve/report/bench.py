@@ -15,12 +15,11 @@ from specserve.measure.bench.passes import PER_SLOT, Progress
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Result, VariantInfo
 from specserve.measure.bench.summary import WAITING
-from specserve.measure.intervals import Estimate
 from specserve.measure.tune.estimate import TuneEstimate
 from specserve.measure.tune.plan import ROUNDS, TunePlan
 from specserve.measure.tune.run import TuneResult
 from specserve.measure.values import ASSUMED_SPEEDS
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Estimate
 from specserve.measure.watch import promise_words
 from specserve.memory.estimate import DraftCost
 from specserve.report.console import LiveLine, in_one_line, say

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from specserve import __version__
 from specserve.errors import FactError, without_user
-from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Estimate
 from specserve.report.console import escaped, in_one_line, styled, wrapped
 from specserve.report.text import (
     TONES,

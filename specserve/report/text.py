@@ -15,7 +15,7 @@ from specserve.errors import without_user
 from specserve.report.console import WIDTH, in_one_line, json_text, styled, wrapped
 
 if TYPE_CHECKING:
-    from specserve.measure.intervals import Estimate
+    from specserve.measure.verdict import Estimate
 
 _WORDS = {
     "good": "PAYS, LOSSLESS, NO FAULT FOUND, STEADY, kept, ok, agree, fits",

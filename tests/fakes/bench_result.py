@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Quantiles, Result, VariantInfo
-from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Judged, Kept, Limit, Verdict
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Estimate, Judged, Kept, Limit, Verdict
 from specserve.metrics import Acceptance
 
 LOADS = (1, 4, 16)

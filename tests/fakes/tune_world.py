@@ -20,9 +20,9 @@ from specserve.measure.bench import passes
 from specserve.measure.bench.passes import Block, Pass, Request
 from specserve.measure.bench.plan import Variant, plan_variant
 from specserve.measure.bench.result import Point
-from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
+from specserve.measure.verdict import LAUNCH_SPREAD
 from specserve.measure.workloads import Prompt, Workload
 from tests.measure.bench.making import Connected
 

@@ -6,8 +6,16 @@ import math
 import random
 from dataclasses import dataclass
 
-from specserve.measure.intervals import LAUNCH_SPREAD, RateSample, ratio
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, needed, verdict
+from specserve.measure.verdict import (
+    COSTS,
+    INCONCLUSIVE,
+    LAUNCH_SPREAD,
+    PAYS,
+    RateSample,
+    needed,
+    ratio,
+    verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)

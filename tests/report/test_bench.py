@@ -16,11 +16,10 @@ import pytest
 
 from specserve.measure.bench.passes import Progress
 from specserve.measure.bench.result import LengthPart, Point, Result
-from specserve.measure.intervals import Estimate
 from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.run import TuneResult, remark
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Kept, Verdict
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Kept, Verdict
 from specserve.report.bench import BenchView, rendered, tune_document
 from tests.report.conftest import Terminal
 

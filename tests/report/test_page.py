@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Estimate
 from specserve.report.page import Chart, Document, Items, Section, render
 from specserve.report.text import Column, Table
 

@@ -11,7 +11,7 @@ import pytest
 
 from specserve.checks.doctor import Line, State
 from specserve.measure.distill import Distilled, Proof
-from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Estimate
 from specserve.report.check import doctor_text
 from specserve.report.drafts import distilled_document
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import INCONCLUSIVE
+from specserve.measure.verdict import INCONCLUSIVE, Estimate
 from specserve.measure.verify.judge import (
     LOSSLESS,
     LOSSY,

@@ -25,7 +25,7 @@ import psutil
 import pytest
 import yaml
 
-from specserve.measure.intervals import LAUNCH_SPREAD
+from specserve.measure.verdict import LAUNCH_SPREAD
 from specserve.measure.verify.judge import LOSSY, Tally, judge_sampled, tally
 from specserve.measure.verify.run import VerifySession, load_prompts, results_of
 from specserve.serve.client import Client, endpoint

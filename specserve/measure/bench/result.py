@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specserve.errors import FactError
-from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import Judged, Kept, Verdict
+from specserve.measure.verdict import Estimate, Judged, Kept, Verdict
 from specserve.metrics import Acceptance
 
 if TYPE_CHECKING:

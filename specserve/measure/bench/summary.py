@@ -20,23 +20,21 @@ from specserve.measure.bench.result import (
     Quantiles,
     Result,
 )
-from specserve.measure.intervals import (
-    Estimate,
-    LogEstimate,
-    RateSample,
-    p99,
-    quantile,
-    rate,
-    ratio,
-)
 from specserve.measure.verdict import (
     INCONCLUSIVE,
     PAYS,
+    Estimate,
     Judged,
+    LogEstimate,
+    RateSample,
     Verdict,
     judge,
     limits,
     needed,
+    p99,
+    quantile,
+    rate,
+    ratio,
     verdict,
 )
 from specserve.metrics import Acceptance, total_acceptance

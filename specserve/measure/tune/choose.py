@@ -16,9 +16,17 @@ from typing import Any
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BASELINE
 from specserve.measure.bench.result import Point
-from specserve.measure.intervals import KNOWN, Estimate, LogEstimate
 from specserve.measure.tune.plan import Setting, loads_of
-from specserve.measure.verdict import COSTS_BELOW, INCONCLUSIVE, PAYS, Verdict, verdict
+from specserve.measure.verdict import (
+    COSTS_BELOW,
+    INCONCLUSIVE,
+    KNOWN,
+    PAYS,
+    Estimate,
+    LogEstimate,
+    Verdict,
+    verdict,
+)
 
 
 @dataclass(frozen=True)

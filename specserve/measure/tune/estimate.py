@@ -15,9 +15,9 @@ from typing import NamedTuple
 from specserve.checks.collect import CheckOptions, collect, memory_inputs_of
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import assume
-from specserve.measure.intervals import Estimate
 from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
+from specserve.measure.verdict import Estimate
 from specserve.memory.estimate import estimate as estimate_memory
 from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs

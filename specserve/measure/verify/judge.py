@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from specserve.measure.intervals import Estimate, library, t_quantile
-from specserve.measure.verdict import INCONCLUSIVE, Verdict
+from specserve.measure.verdict import INCONCLUSIVE, Estimate, Verdict, library, t_quantile
 
 CONFIDENCE = 0.99
 """Of every interval, and of what a run excludes."""

@@ -13,7 +13,7 @@ import pytest
 from specserve.errors import FactError, UsageError
 from specserve.measure.bench.passes import PASSES, create, read_passes, resume
 from specserve.measure.bench.result import Result, from_json, read_result
-from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Estimate
 from specserve.metrics import Acceptance
 from specserve.report.bench import rendered
 from tests.measure.bench.making import made, request

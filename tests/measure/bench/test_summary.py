@@ -20,8 +20,7 @@ from specserve.measure.bench.summary import (
     summarise,
     token_samples,
 )
-from specserve.measure.intervals import p99
-from specserve.measure.verdict import PAYS, Judged
+from specserve.measure.verdict import PAYS, Judged, p99
 from specserve.metrics import Acceptance
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
