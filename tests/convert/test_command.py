@@ -1,13 +1,16 @@
-"""A raw command as a profile: judged as written, every place in the command line itself."""
+"""A raw command as settings and as a profile: read as vLLM does, every place in the command line itself."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specserve.convert.arguments import command_settings, options
 from specserve.convert.command import profile_of
+from specserve.convert.words import argv_words, plain
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.schema import Profile
 from specserve.profile.source import recall
@@ -45,17 +48,11 @@ def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
 
 
 def test_a_value_points_to_its_word() -> None:
-    found = profile(f"vllm serve org/target -tp 4 --max-num-seqs=64 {SPECULATION}")
+    found = profile(f"vllm serve org/it\\'s -tp 4 --max-num-seqs=64 {SPECULATION}")
     assert marked(found.span("target.tensor_parallel_size")) == "4"
     assert marked(found.key_span("target.tensor_parallel_size")) == "-tp"
     assert marked(found.span("engine.max_num_seqs")) == "64"
     assert marked(found.span("speculation.model")).startswith("'{")
-
-
-def test_places_are_right_behind_a_quote_that_had_to_be_escaped() -> None:
-    found, _ = profile_of(["vllm", "serve", "org/it's", "--max-num-seqs", "64"])
-    assert found is not None
-    assert marked(found.span("engine.max_num_seqs")) == "64"
 
 
 def test_each_flag_of_old_is_an_error_that_names_convert() -> None:
@@ -67,12 +64,6 @@ def test_each_flag_of_old_is_an_error_that_names_convert() -> None:
     ]
     assert found[0].message == "vLLM no longer has `--speculative-model`"
     assert found[0].help and "specserve convert" in found[0].help
-
-
-def test_json_that_a_shell_has_eaten_is_told_at_its_word() -> None:
-    (found,) = findings("vllm serve org/target --host 127.0.0.1 --speculative-config {method:ngram}")
-    assert (found.code, marked(found.span)) == ("SD105", "'{method:ngram}'")
-    assert "expecting property name enclosed in double quotes" in found.message
 
 
 def test_no_secret_is_shown() -> None:
@@ -117,3 +108,72 @@ def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
     found = profile("vllm serve org/target --config args.yaml --seed 4")
     assert dict(found.engine) == {"max_num_seqs": 32, "seed": 4}
     assert str(found.span("engine.max_num_seqs")) == "args.yaml:1:15"
+
+
+KNOWN = options()
+
+
+def settings_of(*words: str) -> dict[str, Any]:
+    found: list[Finding] = []
+    made = command_settings(argv_words(words)[1], KNOWN, folder=Path(), found=found, unresolved=found)
+    assert found == []
+    return {name: plain(setting.node) for name, setting in made.items()}
+
+
+def problems(*words: str) -> list[str]:
+    found: list[Finding] = []
+    command_settings(argv_words(words)[1], KNOWN, folder=Path(), found=found, unresolved=found)
+    return [finding.message for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max_num_seqs=64"], {"max_num_seqs": 64}),
+        (["-tp", "4", "-pp=2"], {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}),
+        (["--tensor-parallel", "4"], {"tensor_parallel_size": 4}),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
+        (["--max-model-len", "-1"], {"max_model_len": -1}),
+        (["--gpu-memory-utilization", ".9"], {"gpu_memory_utilization": 0.9}),
+        (["-O3"], {"optimization_level": 3}),
+        (["--served-model-name", "a", "b"], {"served_model_name": ["a", "b"]}),
+        (["-sc", '{"method": "ngram"}'], {"speculative_config": {"method": "ngram"}}),
+        (
+            ["--speculative-config.method", "mtp", "--speculative_config.num_speculative_tokens=1"],
+            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+        ),
+        (["-cc.pass_config.a=True"], {"compilation_config": {"pass_config": {"a": "True"}}}),
+        (["--compilation-config.sizes+", "1,2"], {"compilation_config": {"sizes": ["1", "2"]}}),
+        (["--middleware", "a.b", "--middleware", "c.d"], {"middleware": ["a.b", "c.d"]}),
+        (["--unheard-of", "3"], {"unheard_of": 3}),
+        (["--unheard-of", "--seed", "1"], {"unheard_of": True, "seed": 1}),
+    ],
+)
+def test_words_become_the_values_that_vllm_reads(words: list[str], expected: dict[str, Any]) -> None:
+    assert settings_of(*words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-num-seqs"], "`--max-num-seqs` needs a value"),
+        (["--max-num-seqs", "--seed", "1"], "`--max-num-seqs` needs a value"),
+        (["--config=args.yaml"], "vLLM ignores `--config=FILE`: it reads `--config FILE` only"),
+        (
+            ["--enforce-eager=true"],
+            "`--enforce-eager true` is `--enforce-eager` today: a switch takes no value",
+        ),
+        (["--speculative-config.method"], "`--speculative-config` needs a value"),
+        (  # vLLM appends a dotted option
+            ["--speculative-config.method", "mtp", "--speculative-config", '{"method": "ngram"}'],
+            "`--speculative-config` occurs twice, and the later one wins",
+        ),
+        (
+            ["--speculative-config", "{"],
+            "the value of `--speculative-config` is not JSON: expecting property name",
+        ),
+    ],
+)
+def test_what_the_parser_refuses_is_told(words: list[str], message: str) -> None:
+    (found,) = problems(*words)
+    assert found.startswith(message)

@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from loopback import served
 
 from specserve.cli.app import _run
 
@@ -32,40 +32,30 @@ def running(folder: Path, *words: str) -> Iterator[int]:
     program = folder / "vllm"
     program.write_text("print(flush=True)\nimport time\ntime.sleep(600)\n")
     command = [sys.executable, str(program), *words]
-    env = {
-        "VLLM_LOGGING_LEVEL": "DEBUG",
-        "VLLM_API_KEY": KEY,
-        "HF_TOKEN": "hf_abcdefghijklmnopqrstu",
-        "X": "1",
-    }
-    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE) as process:
+    env = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_API_KEY": KEY, "HF_TOKEN": "hf_abcdefghijklmnopqrstu"}
+    with subprocess.Popen(command, cwd=folder, env={**env, "X": "1"}, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
         yield process.pid
         process.kill()
 
 
-@contextlib.contextmanager
-def serving(answers: Mapping[str, str]) -> Iterator[tuple[str, list[str | None]]]:
-    """A server with these answers by path; its URL, and the keys that it was sent."""
-    keys: list[str | None] = []
+class Answers(BaseHTTPRequestHandler):
+    """Answers by path, and the keys that came."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            keys.append(self.headers["Authorization"])
-            body = answers.get(self.path, "").encode()
-            self.send_response(200 if body else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    answers: Mapping[str, str]
+    keys: list[str | None]
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def do_GET(self) -> None:
+        self.keys.append(self.headers["Authorization"])
+        body = self.answers.get(self.path, "").encode()
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", keys
-        server.shutdown()
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def test_a_process_is_converted_with_its_environment_and_its_folder(
@@ -119,7 +109,8 @@ def test_a_server_tells_its_model_and_k_and_the_rest_is_open(capsys: pytest.Capt
         "/version": '{"version": "0.32.0"}',
         "/metrics": METRICS,
     }
-    with serving(answers) as (url, keys):
+    keys: list[str | None] = []
+    with served(Answers, answers=answers, keys=keys) as url:
         assert _run(["convert", "--url", url]) == 1
     out, err = capsys.readouterr()
     assert yaml.safe_load(out) == {
@@ -136,28 +127,21 @@ def test_a_server_tells_its_model_and_k_and_the_rest_is_open(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "message"),
+    ("models", "code", "message"),
     [
-        ({"/v1/models": '{"data": [{"id": "m", "owned_by": "sglang"}]}'}, 2, "is not vLLM's"),
-        ({"/v1/models": '{"data": []}'}, 2, "is not vLLM's"),
-        ({"/v1/models": '{"data": [{"id": "--x", "owned_by": "vllm"}]}'}, 2, "is not vLLM's"),
-        ({"/v1/models": "[1]"}, 2, "is no list of models"),
-        ({}, 2, "there is no `/v1/models`"),
-        (
-            {
-                "/v1/models": '{"data": [{"id": "m", "owned_by": "vllm", "root": 1}]}',
-                "/version": "[",
-                "/metrics": "x",
-            },
-            1,
-            "whether it speculates is open",
-        ),
+        ('{"data": [{"id": "m", "owned_by": "sglang"}]}', 2, "is not vLLM's"),
+        ('{"data": []}', 2, "is not vLLM's"),
+        ('{"data": [{"id": "--x", "owned_by": "vllm"}]}', 2, "is not vLLM's"),
+        ("[1]", 2, "is no list of models"),
+        ("", 2, "there is no `/v1/models`"),
+        ('{"data": [{"id": "m", "owned_by": "vllm", "root": 1}]}', 1, "whether it speculates is open"),
     ],
 )
 def test_a_server_that_tells_less_is_an_error_or_open(
-    answers: dict[str, str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    models: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(answers) as (url, _):
+    answers = {"/v1/models": models, "/version": "[", "/metrics": "x"}
+    with served(Answers, answers=answers, keys=[]) as url:
         assert _run(["convert", "--url", url]) == code
     assert message in capsys.readouterr().err
 

@@ -38,6 +38,8 @@ def keywords(text: str) -> dict[str, Any]:
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
         ("LLM(options.get('M', 'a/b'))", {"model": unknown("get(…)")}),
         ("LLM('m', api_key=os.getenv('KEY'))", {"model": "m", "api_key": unknown("KEY")}),
+        ("M = M\nLLM(model=M)", {"model": unknown("M")}),
+        ("LLM('m', x=json.dumps({'a': [1, X]}))", {"model": "m", "x": f'{{"a": [1, "{unknown("X")}"]}}'}),
         ("LLM(model=sys.argv[1])", {"model": unknown("an expression")}),
         ("LLM('m', dtype=torch.float16)", {"model": "m", "dtype": unknown("float16")}),
         ("def f():\n    return AsyncEngineArgs(model='m', seed=None)", {"model": "m", "seed": None}),
@@ -45,10 +47,6 @@ def keywords(text: str) -> dict[str, Any]:
 )  # fmt: skip
 def test_source_becomes_the_keywords_of_its_engine(text: str, expected: dict[str, Any]) -> None:
     assert keywords(text) == expected
-
-
-def test_a_name_that_is_made_of_itself_ends() -> None:
-    assert keywords("M = M\nLLM(model=M)") == {"model": unknown("M")}
 
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:

@@ -27,21 +27,6 @@ def words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("[--model, a/b, --seed, 1]", ["--model", "a/b", "--seed", "1"]),
-        (">-\n      --model a/b\n      --x '{\"a\": 1}'", ["--model", "a/b", "--x", '{"a": 1}']),
-        ("[--model, '${MODEL:-a/b}', --x, $$1]", ["--model", "a/b", "--x", "$1"]),
-        ("[--model, '$MODEL']", ["--model", unknown("MODEL")]),
-        ("[--model, $(MODEL)]", ["--model", unknown("MODEL")]),
-        ("[--flag, true]", ["--flag", "true"]),
-    ],
-)
-def test_commands_in_both_forms_become_words(command: str, expected: list[str]) -> None:
-    assert words(f"services:\n  a:\n    image: vllm/vllm-openai:latest\n    command: {command}\n") == expected
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "{services: {a: {image: vllm/vllm-openai, environment: {A: 1, B: $B}}}}",
@@ -51,11 +36,6 @@ def test_commands_in_both_forms_become_words(command: str, expected: list[str]) 
 )
 def test_variables_in_every_form(text: str) -> None:
     assert {name: word.text for name, word in only(text).env.items()} == {"A": "1", "B": unknown("B")}
-
-
-def test_containers_of_other_images_are_passed_over() -> None:
-    text = "{services: {a: {image: nginx, command: x}, b: {image: vllm/vllm-openai}, c: {image: lmsysorg/sglang}}}"
-    assert [start.start.text for start in containers(text, file="x.yaml")] == ["vllm/vllm-openai"]
 
 
 SERVICE = "services:\n  a:\n    image: vllm/vllm-openai:v0.26.0\n    "
@@ -73,20 +53,14 @@ SERVICE = "services:\n  a:\n    image: vllm/vllm-openai:v0.26.0\n    "
         ("image: vllm/vllm-openai\nargs:\n- a/b\n# a comment\n- --seed=1 # one more", "a/b --seed=1"),
         ("command: [bash, -c]\nargs:\n- >\n  vllm serve a/b\n    --seed 1\n    --x 2", "a/b --seed 1 --x 2"),
         (SERVICE + "command: >\n      a/b\n        --seed 1\n      --x 2", "a/b --seed 1 --x 2"),
+        (SERVICE + "command: [--model, '${MODEL:-a/b}', --x, $$1, --flag, true]", "--model a/b --x $1 --flag true"),
+        (SERVICE + "command: [--model, '$MODEL', --x, $(X)]", f"--model {unknown('MODEL')} --x {unknown('X')}"),
         (SERVICE + "command: --model ${A:-${B:-a/b}} --x ${C:+y}", "--model a/b --x"),
         ("x: &x {environment: {A: b}}\nservices: {a: {<<: *x, image: vllm/vllm-openai, command: a/b}}", "a/b"),
     ],
 )  # fmt: skip
 def test_what_a_container_starts_is_the_engine_with_all_of_its_words(text: str, expected: str) -> None:
     assert " ".join(words(text)) == expected
-
-
-def test_what_stands_around_the_engine_is_kept() -> None:
-    ports = "ports: ['9000:8000']\n    volumes: [./m:/m]\n    restart: always\n    deploy: {replicas: 2}"
-    start = only(f"{SERVICE}{ports}\n    command: a/b\n  b: {{image: nginx}}\n")
-    assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
-    assert start.mounts == [("./m", "/m")] and start.name == "a"
-    assert start.left_out == ["ports", "restart: always", "replicas: 2", "service b"]
 
 
 POD = """
@@ -133,11 +107,8 @@ def test_a_pod_becomes_hardware_paths_of_the_host_and_one_note() -> None:
     ("label", "name"),
     [
         ("nvidia-h100-80gb", "H100-80GB"),
-        ("NVIDIA-H100-80GB-HBM3", "H100-80GB"),
         ("NVIDIA-L40S", "L40S-48GB"),
-        ("nvidia-l4", "L4-24GB"),
         ("Tesla-T4", "T4-16GB"),
-        ("NVIDIA-A100-SXM4-80GB", "A100-80GB"),
         ("nvidia-tesla-a100", "A100-40GB"),
         ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada-48GB"),
         ("habana-gaudi", None),
@@ -154,11 +125,6 @@ def test_a_template_in_a_value_is_left_open() -> None:
     assert error.message == "the source does not say `target.model`: it reads `<Values.model>`"
 
 
-def test_every_document_of_a_file_counts() -> None:
-    text = "kind: Service\n---\nspec: {containers: [{image: vllm/vllm-openai, args: [--model, a/b]}]}\n"
-    assert words(text) == ["--model", "a/b"]
-
-
 @pytest.mark.parametrize(
     "text",
     ["a: [", "a: !x {", "a: 1\na: 2", "? [a]\n: b", "[" * 500, "&a [*a]: x", "a: " + "[" * 5000 + "]" * 5000],
@@ -166,14 +132,6 @@ def test_every_document_of_a_file_counts() -> None:
 def test_what_is_no_yaml_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"cannot read `x\.yaml` as YAML"):
         containers(text, file="x.yaml")
-
-
-@given(st.text(alphabet="imagecond: \n-[]{}&*!|>'\"#,x", max_size=60))
-def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
-    try:
-        containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
-    except UsageError as error:
-        assert error.message
 
 
 KEYS = st.sampled_from([

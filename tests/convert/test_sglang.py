@@ -49,7 +49,7 @@ def speculation(flags: str) -> dict[str, Any]:
         ("--tool-call-parser llama3", {"tool_call_parser": "llama3_json", "enable_auto_tool_choice": True}),
         ("--trust-remote-code --kv-cache-dtype fp8_e5m2", {"trust_remote_code": True, "kv_cache_dtype": "fp8_e5m2"}),
         ("--ep-size 8 --tp 8", {"tensor_parallel_size": 8, "enable_expert_parallel": True}),
-        ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
+        ("--lora-paths a=b c=d --preferred-sampling-params x y --crash-dump-folder x y", {}),
         ("--mem-fraction-static 0.8 --chunked-prefill-size 4096",
          {"gpu_memory_utilization": 0.8, "max_num_batched_tokens": 4096}),
         ("--chunked-prefill-size -1", {}),
@@ -61,54 +61,30 @@ def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: d
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("options", "method", "model", "k"),
     [
-        (
-            "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
-            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
-            {"method": "eagle3", "model": "a/h", "num_speculative_tokens": 3},
-        ),
-        (
-            "--speculative-algorithm STANDALONE --speculative-draft-model-path a/d --speculative-num-draft-tokens 5",
-            {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 4},
-        ),
-        (
-            "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-num-draft-tokens 2",
-            {"method": "mtp", "num_speculative_tokens": 1},
-        ),
-        ("--speculative-algorithm NEXTN", {"method": "mtp", "num_speculative_tokens": 3}),
-        (
-            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
-            {"method": "ngram", "num_speculative_tokens": 7},
-        ),
-        (
-            "--speculative-algorithm DFLASH --speculative-draft-model-path a/d --speculative-num-steps 1 "
-            "--speculative-num-draft-tokens 16",
-            {"method": "dflash", "model": "a/d", "num_speculative_tokens": 15},
-        ),
-        (
-            "--speculative-algorithm DFLASH --speculative-draft-model-path a/d --speculative-dflash-block-size 8",
-            {"method": "dflash", "model": "a/d", "num_speculative_tokens": 7},
-        ),
-        (
-            "--speculative-algorithm DSPARK --speculative-draft-model-path a/d --speculative-dspark-block-size 7",
-            {"method": "dspark", "model": "a/d", "num_speculative_tokens": 7},
-        ),
-        (
-            "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
-            "--speculative-use-rejection-sampling --speculative-use-block-verification",
-            {
-                "method": "eagle3",
-                "model": "a/h",
-                "draft_sample_method": "probabilistic",
-                "rejection_sample_method": "block",
-                "num_speculative_tokens": 3,
-            },
-        ),
+        ("algorithm=EAGLE3 draft-model-path=a/h num-steps=3 eagle-topk=1 num-draft-tokens=4", "eagle3", "a/h", 3),
+        ("algorithm=STANDALONE draft-model-path=a/d num-draft-tokens=5", "draft_model", "a/d", 4),
+        ("algorithm=EAGLE num-steps=1 num-draft-tokens=2", "mtp", None, 1),
+        ("algorithm=NEXTN", "mtp", None, 3),
+        ("algorithm=NGRAM num-draft-tokens=8", "ngram", None, 7),
+        ("algorithm=DFLASH draft-model-path=a/d num-steps=1 num-draft-tokens=16", "dflash", "a/d", 15),
+        ("algorithm=DFLASH draft-model-path=a/d dflash-block-size=8", "dflash", "a/d", 7),
+        ("algorithm=DSPARK draft-model-path=a/d dspark-block-size=7", "dspark", "a/d", 7),
     ],
-)
-def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: dict[str, Any]) -> None:
-    assert speculation(flags) == expected
+)  # fmt: skip
+def test_speculation_becomes_a_block_with_a_method_and_k(
+    options: str, method: str, model: str | None, k: int
+) -> None:
+    made = speculation(" ".join(f"--speculative-{option}" for option in options.split()))
+    expected = {"method": method, "model": model, "num_speculative_tokens": k}
+    assert made == {name: value for name, value in expected.items() if value is not None}
+
+
+def test_the_samplers_of_drafts_are_keys_of_the_block() -> None:
+    flags = "--speculative-use-rejection-sampling --speculative-use-block-verification"
+    made = speculation(f"--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h {flags}")
+    assert (made["draft_sample_method"], made["rejection_sample_method"]) == ("probabilistic", "block")
 
 
 def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
@@ -116,21 +92,10 @@ def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
         note.text for note in of("--mem-fraction-static 0.8 --stream-output --speculative-eagle-topk 4").notes
     ]
     assert "`--stream-output` is left out: vLLM has nothing of the kind" in notes
-    assert "`--speculative-eagle-topk` is left out: vLLM drafts along a chain, which is a top-k of 1" in notes
-    assert any(note.startswith("SGLang counts weights and KV cache in its share") for note in notes)
-
-
-def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:
     given = of("--tool-call-parser unheard")
     assert "tool_call_parser" not in given.settings and "vLLM does not have `unheard`" in given.notes[0].text
-
-
-def test_several_values_of_an_option_are_no_model() -> None:
-    text = (
-        "python -m sglang.launch_server --lora-paths one two three --model-path org/m --crash-dump-folder x y"
-    )
-    given = translated(read(text, file="x.sh", folder=Path("nowhere"))[0], table=table(known_versions()[-1]))
-    assert given.settings["model"].node.value == "org/m"
+    assert "`--speculative-eagle-topk` is left out: vLLM drafts along a chain, which is a top-k of 1" in notes
+    assert any(note.startswith("SGLang counts weights and KV cache in its share") for note in notes)
 
 
 @pytest.mark.parametrize(
