@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.cli.commands import COMMANDS, LazyGroup
-from specserve.profile.schema import BLOCK_KEYS, ELSEWHERE, EVERY_KEY, SCHEMA, SECTIONS, defaults_of, words
+from specserve.profile.schema import SECTIONS, defaults_of
+from specserve.profile.validate import BLOCK_KEYS, ELSEWHERE, EVERY_KEY, SCHEMA, words
 from specserve.vllm.speculation import METHODS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

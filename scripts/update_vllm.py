@@ -25,7 +25,7 @@ from quotes import is_shown, quotes
 
 from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
-from specserve.profile.schema import EVERY_KEY
+from specserve.profile.validate import EVERY_KEY
 from specserve.vllm import facts
 from specserve.vllm.facts import minor
 from specserve.vllm.replacements import ARGUMENTS, KEYS

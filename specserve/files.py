@@ -13,7 +13,7 @@ from specserve.errors import FactError, system_reason
 _NO_FILE = "it is not a regular file"
 
 
-def open_descriptor(path: Path, flags: int, *, mode: int = 0o600) -> int:
+def open_descriptor(path: Path | str, flags: int, *, mode: int = 0o600) -> int:
     """A descriptor of a regular file. Raises OSError, also for a pipe or a device: it may hang."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -28,7 +28,7 @@ def open_descriptor(path: Path, flags: int, *, mode: int = 0o600) -> int:
     raise OSError(errno.EINVAL, _NO_FILE, str(path))
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path | str) -> BinaryIO:
     """A regular file to read. Raises OSError."""
     return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
@@ -38,9 +38,8 @@ def read_named(name: str, limit_bytes: int) -> bytes:
 
     Raises OSError, and ValueError for a name that no file can have.
     """
-    path = Path(name)
     is_of_shell = name.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
-    with path.open("rb") if is_of_shell else open_regular(path) as stream:
+    with Path(name).open("rb") if is_of_shell else open_regular(name) as stream:
         return stream.read(limit_bytes)
 
 

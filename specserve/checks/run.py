@@ -12,7 +12,7 @@ from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile, fingerprint
 from specserve.profile.secrets import hushed
-from specserve.profile.source import COMMAND, keep, recall
+from specserve.profile.source import COMMAND, keep, read
 from specserve.vllm.versions import judged_versions
 
 UNUSED_IGNORE = Code("SD100", "unused-ignore", Severity.WARNING)
@@ -185,7 +185,7 @@ def _suppressed(
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
     """The ignore comments of a file: by file, line and code, with the place of the code."""
     try:
-        data = recall(file)
+        data = read(file)
         text = data.decode("utf-8-sig") if b"specserve:" in data else ""
     except (OSError, ValueError):
         return {}  # an override of the command line, or no longer there

@@ -21,7 +21,6 @@ Paths = Annotated[list[str], argument("PATH…", _PATHS)]
 _FORMAT = "Output format (default: text; in GitHub Actions: github)."
 Format = Annotated[Form | None, typer.Option("--format", show_default=False, help=_FORMAT)]
 _PICK = "Skip named files that are not profiles (in folders they are always skipped)."
-_STDIN = "Name to show for stdin; relative paths in the profile start from its folder."
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
 _VLLM = "Judge for this version; or a folder with the files of a wheel of vLLM, which is asked."
 _NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
@@ -33,7 +32,6 @@ def lint(
     format: Format = None,
     strict: options.Strict = False,
     pick: Annotated[bool, flag("--pick", _PICK)] = False,
-    stdin_filename: Annotated[str | None, option("FILE", _STDIN, "--stdin-filename")] = None,
     settings: options.Settings = None,
 ) -> None:
     """Judge profiles on their own: no network, no GPU, no vLLM.
@@ -50,7 +48,7 @@ def lint(
     """
     from specserve.checks import run
 
-    files = named_profiles(paths, pick=pick, stdin_filename=stdin_filename)
+    files = named_profiles(paths, pick=pick)
     report = run.lint(files, settings=settings or (), fingerprints=format == "json")
     _print(report, format)
     raise typer.Exit(_is_bad(report, strict=strict))
@@ -144,16 +142,14 @@ def _is_bad(report: Report, *, strict: bool) -> int:
     return int(report.count(Severity.ERROR) + warnings > 0)
 
 
-def named_profiles(
-    paths: Iterable[str], *, pick: bool = False, stdin_filename: str | None = None
-) -> list[str]:
+def named_profiles(paths: Iterable[str], *, pick: bool = False) -> list[str]:
     """The profiles that these paths name, each once; a path that names none is a warning."""
     from specserve.profile.source import find_profiles
 
     def warn(text: str) -> None:
         say(f"{styled('warning', 'yellow')}: {text}")
 
-    return find_profiles(list(paths), pick=pick, stdin_filename=stdin_filename, warn=warn)
+    return find_profiles(list(paths), pick=pick, warn=warn)
 
 
 def _form(form: Form | None) -> Form:

@@ -55,7 +55,7 @@ def schema() -> None:
     # then, as the first line of a profile:
     # yaml-language-server: $schema=./profile.schema.json
     """
-    from specserve.profile.schema import SCHEMA
+    from specserve.profile.validate import SCHEMA
     from specserve.report.console import out
 
     out(json.dumps(SCHEMA, indent=2))

@@ -30,7 +30,7 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
-from specserve.profile import schema
+from specserve.profile import validate
 from specserve.profile.source import MAX_BYTES
 from specserve.profile.tree import Node, Scalar, meaning, parse
 from specserve.vllm.arguments import Argument, VllmTable, flag_of, human_int
@@ -40,7 +40,7 @@ Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
-_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
+_PLACES = {**validate.ELSEWHERE, **ELSEWHERE}
 _ANSWERS = dict.fromkeys(["true", "yes", "on", "1"], True)
 _ANSWERS |= dict.fromkeys(["false", "no", "off", "0"], False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""

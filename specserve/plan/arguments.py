@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from specserve.errors import did_you_mean, quoted
-from specserve.profile import schema
+from specserve.profile import validate
 from specserve.profile.schema import Profile
 from specserve.vllm.arguments import (
     Argument,
@@ -82,7 +82,7 @@ def _guess(section: str, name: str, table: VllmTable, of: int) -> str | None:
         return f"write it under `{'frontend' if section == 'engine' else 'engine'}`"
     if old := ARGUMENTS.get(name.removeprefix("--").replace("-", "_")):
         return f"write it as `{old.now}`" if old.now else f"leave it out: {old.why}"
-    places = {**schema.ELSEWHERE, **ELSEWHERE}
+    places = {**validate.ELSEWHERE, **ELSEWHERE}
     word = did_you_mean(name, known, of=of)
     return f"did you mean `{places.get(word, word)}`?" if word else None
 

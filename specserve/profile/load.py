@@ -9,10 +9,10 @@ from pathlib import Path
 
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import ProfileError, UsageError, quoted, system_reason
-from specserve.profile.schema import BASELINE, TOP, Profile
+from specserve.profile.schema import BASELINE, Profile
 from specserve.profile.source import read
 from specserve.profile.tree import MAX_DEPTH, Node, Stop, merged, ordered, parse, problem, shown
-from specserve.profile.validate import read_profile
+from specserve.profile.validate import TOP, read_profile
 
 MAX_PARENTS = 10
 _WITH_PATHS = ("target", "speculation", "alternatives", "engine", "frontend")
@@ -37,11 +37,10 @@ def _absolute(node: Node, folder: Path) -> Node:
         return node if seen == value else replace(node, value=seen)
     if value not in (".", "..") and not value.startswith(("./", "../", "~/")):
         return node
-    is_relative = value[0] == "."
     # Path's form raises where there is no home
-    place = os.path.normpath(folder / value) if is_relative else os.path.expanduser(value)  # noqa: PTH111
+    place = os.path.normpath(folder / value) if value[0] == "." else os.path.expanduser(value)  # noqa: PTH111
     raw = place if node.raw is not None else None
-    return replace(node, value=place, raw=raw, is_relative=is_relative)
+    return replace(node, value=place, raw=raw, is_relative=value[0] == ".")
 
 
 def apply(tree: Node, settings: Iterable[str]) -> Node:

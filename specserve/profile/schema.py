@@ -1,4 +1,4 @@
-"""The profile: its sections, typed and frozen, what each key takes, and the fingerprint."""
+"""The profile: its sections, typed and frozen, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.profile.tree import Node
 from specserve.vllm.arguments import human_int, jsonable
-from specserve.vllm.speculation import METHODS
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BASELINE = "baseline"
@@ -128,11 +126,9 @@ class Profile:
 
     def span(self, path: str) -> Span:
         """Where a value was written; else the nearest section around it; else the file."""
-        while path:
-            if place := self.place(path):
-                return place
+        while path and path not in self.nodes:
             path = path.rpartition(".")[0]
-        return Span(self.file)
+        return self.place(path) or Span(self.file)
 
     def key_span(self, path: str) -> Span:
         """Where the key of a value was written; else where the value was."""
@@ -181,10 +177,9 @@ def fingerprint(profile: Profile) -> str:
 
     def content(values: Mapping[str, Any]) -> dict[str, Any]:
         """The values with what the lock says of a directory in the place of its path."""
-        known = {
-            key: profile.identities.get(str(values.get(key))) for key in ("model", "tokenizer")
-        }
-        return {**values, **{key: what for key, what in known.items() if what}}
+        names = {key: str(values.get(key)) for key in ("model", "tokenizer")}
+        known = profile.identities
+        return {**values, **{key: known[name] for key, name in names.items() if name in known}}
 
     hardware, block = profile.hardware, profile.speculation
     placement = ("master_addr", "master_port")
@@ -209,40 +204,3 @@ def _number(item: Any) -> Any:
         return int(item)
     found = human_int(item) if isinstance(item, str) else None
     return item if found is None else found
-
-
-Key = Mapping[str, Any]
-SCHEMA: dict[str, Any] = json.loads(
-    Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
-)
-"""`$defs` has the kinds of keys, and the sections; `title` says what a value must be."""
-KINDS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
-TOP: Mapping[str, Key] = SCHEMA["properties"]
-ELSEWHERE: Mapping[str, str] = SCHEMA["x-elsewhere"]
-"""The place of what the profile does not take where a stranger would write it."""
-EVERY_KEY: Mapping[str, Key] = KINDS["speculation"]["properties"]
-BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
-    method: {
-        name: key for name, key in EVERY_KEY.items() if key.get("x-group") in (None, *known.groups)
-    }
-    for method, known in METHODS.items()
-}
-"""The keys that a block of each method takes."""
-
-
-def kind_of(key: Key) -> str:
-    """The name of what the key takes, in `$defs`."""
-    return str(key["$ref"].rpartition("/")[2])
-
-
-def words(key: Key) -> str:
-    """What the value must be, such as `an integer of at least 1`."""
-    if "enum" in key and "title" not in key:
-        *first, last = (f"`{choice}`" for choice in key["enum"] if choice is not None)
-        return f"{', '.join(first)} or {last}" if first else last
-    text = str(key.get("title") or KINDS[kind_of(key)]["title"])
-    if "items" in key and "title" not in key:
-        text += f", each item {words(key['items'])}"
-    if "maximum" in key:
-        return f"{text} from {key['minimum']:g} to {key['maximum']:g}"
-    return f"{text} of at least {key['minimum']:g}" if "minimum" in key else text

@@ -84,6 +84,8 @@ def hushed(text: str) -> str:
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Where the values of keys and options that name secrets stand."""
+    if not re.search("[:=]|--", text):  # most texts name nothing
+        return
     for match in _PAIR.finditer(text):
         name, value = match[match.lastindex or 0], _VALUE.match(text, match.end())
         if value and names_a_secret(name, value[value.lastindex or 0]):

@@ -1,4 +1,4 @@
-"""Where profiles are, and their bytes: files, folders, stdin, an editor's buffer."""
+"""Where profiles are, and their bytes: files, folders, stdin, what has no file yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 1_000_000  # far above any profile, far below what hurts
 COMMAND = "<command>"
 """The file name of a raw vLLM command that stands in the place of a profile."""
 _KEPT: dict[str, bytes] = {}
-"""Text without a file of its own by the name its findings have: stdin, an editor's buffer."""
+"""Text without a file of its own by the name its findings have: stdin, what has no file yet."""
 
 
 def read(file: str) -> bytes:
@@ -34,14 +34,7 @@ def keep(file: str, data: bytes) -> None:
     _KEPT[file] = data
 
 
-def recall(file: str) -> bytes:
-    """What `read` gives, but nothing of a stdin that was not read. Raises as `read` does."""
-    return b"" if file == "-" and file not in _KEPT else read(file)
-
-
-def find_profiles(
-    paths: list[str], *, pick: bool, stdin_filename: str | None, warn: Callable[[str], None]
-) -> list[str]:
+def find_profiles(paths: list[str], *, pick: bool, warn: Callable[[str], None]) -> list[str]:
     """The profiles that these paths name, each once: a file as it is, of a folder the profiles.
 
     `pick`: a named file counts only if it looks like a profile. `warn` gets a sentence for the
@@ -53,17 +46,13 @@ def find_profiles(
         if path != "-" and Path(path).is_dir():
             files, others = _below(path)
             if others:
-                more = f" and {len(others) - 5} more YAML files" if len(others) > 5 else ""
-                text = f"`{'`, `'.join(others[:5])}`{more}"
-                warn(f"not judged, without a top-level `target` or `extends`: {text}")
+                text = "not judged, without a top-level `target` or `extends`"
+                warn(f"{text}: `{'`, `'.join(others)}`")
         for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100
     if not found and not pick:
         hint = "a profile is a *.yaml or *.yml with a top-level `target` or `extends`"
         raise UsageError(f"there is no profile in `{'`, `'.join(paths)}`", hint=hint)
-    if stdin_filename and "-" in found:
-        keep(stdin_filename, read("-"))
-        found["-"] = stdin_filename
     return list(found.values())
 
 
@@ -71,11 +60,12 @@ def _below(folder: str) -> tuple[list[str], list[str]]:
     """The profiles in a folder and those in it, and the other YAML files; no bases (`_…`)."""
     meant: list[str] = []
     others: list[str] = []
-    for place, folders, names in os.walk(folder, onerror=lambda one: meant.append(one.filename)):
+    start = str(Path(folder))
+    for place, folders, names in os.walk(start, onerror=lambda one: meant.append(one.filename)):
         folders[:] = [name for name in folders if name[0] != "."]
         for name in names:
-            file = str(Path(place, name))
-            if name.endswith((".yaml", ".yml")) and name[0] not in "_." and Path(file).is_file():
+            file = os.path.join(place, name).removeprefix("./")  # noqa: PTH118 - of a thousand
+            if name.endswith((".yaml", ".yml")) and name[0] not in "_." and os.path.isfile(file):  # noqa: PTH113
                 (meant if _is_profile(file) else others).append(file)
     return sorted(meant, key=lambda name: Path(name).parts), sorted(others)
 
@@ -84,7 +74,7 @@ def _is_profile(file: str) -> bool:
     """By its lines alone, so that invalid YAML is not passed over; what cannot be read is told."""
     key = rb"""(?m)^[{ ]*["']?(target|extends|speculation)["']?[ \t]*:"""
     try:
-        with open_regular(Path(file)) as stream:
+        with open_regular(file) as stream:
             return bool(re.search(key, stream.read(MAX_BYTES)))
     except OSError:
         return True

@@ -38,9 +38,10 @@ class Node:
         return self.value if isinstance(self.value, dict) else None
 
     def nodes(self, path: str = "", found: dict[str, Node] | None = None) -> dict[str, Node]:
-        """All values by their dotted paths: `target.model`, `expect[0].workload`."""
+        """All values below by their dotted paths: `target.model`, `expect[0].workload`."""
         found = {} if found is None else found
-        found[path] = self
+        if path:
+            found[path] = self
         if isinstance(self.value, dict):
             for key, child in self.value.items():
                 child.nodes(f"{path}.{key}" if path else key, found)
@@ -120,13 +121,8 @@ def problem(code: str, message: str, span: Span, **more: Any) -> Finding:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Each problem once, in file order; a value that several aliases bring in is one problem."""
-    kept: dict[tuple[object, ...], Finding] = {}
-    for finding in sorted(findings, key=lambda item: (item.sort_key, item.message)):
-        # two keys can be missing at one place; nothing else can be wrong twice there
-        what = finding.message if finding.code == "SD007" else ""
-        kept.setdefault((finding.sort_key, what), finding)
-    return list(kept.values())
+    """Each problem once, in file order."""
+    return sorted(dict.fromkeys(findings), key=lambda item: (item.sort_key, item.message))
 
 
 def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | None, list[Finding]]:
@@ -136,12 +132,19 @@ def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | Non
     """
     builder = Builder(file)
     try:
-        trees = list(builder.documents(_decoded(data, file=file), most=1))
+        if len(data) > MAX_BYTES:
+            text = f"the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
+            raise Stop(problem("SD002", text, Span(file)))
+        trees = list(builder.documents(data.decode("utf-8-sig"), most=1))
         if not trees or (trees[0].value is None and trees[0].raw == ""):
             raise Stop(problem("SD002", "the file is empty", Span(file)))
         if trees[0].mapping is None and not is_value:
             text = f"a profile must be a mapping of keys; found {shown(trees[0])}"
             raise Stop(problem("SD002", text, trees[0].span))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        text = f"the file has the byte 0x{data[error.start]:02x}, which is not UTF-8"
+        return None, [problem("SD002", text, Span(file, line))]
     except Stop as stop:
         return None, ordered([*builder.findings, stop.finding])
     return trees[0], ordered(builder.findings)
@@ -154,21 +157,6 @@ def shown(node: Node) -> str:
     if isinstance(node.value, (dict, list)):
         return "a mapping" if isinstance(node.value, dict) else "a list"
     return f"the text {quoted(str(node.value))}" if node.raw is None else quoted(node.raw)
-
-
-def _decoded(data: bytes, *, file: str) -> str:
-    if len(data) > MAX_BYTES:
-        message = f"the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
-        raise Stop(problem("SD002", message, Span(file)))
-    text = data.decode("utf-8-sig", errors="surrogateescape")
-    if bad := yaml.reader.Reader.NON_PRINTABLE.search(text):
-        lines, code = f"{text[: bad.start()]}_".splitlines(), ord(bad[0])
-        what = f"the character U+{code:04X}, which YAML does not allow"
-        if 0xDC80 <= code <= 0xDCFF:
-            what = f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
-        place = Span(file, len(lines), len(lines[-1]), len(lines), len(lines[-1]) + 1)
-        raise Stop(problem("SD002", f"the file has {what}", place))
-    return text
 
 
 class Builder:
@@ -196,50 +184,53 @@ class Builder:
         except yaml.YAMLError as error:
             raise Stop(_syntax_problem(error, text, file=self.file)) from error
 
-    def value(self, event: Any, depth: int) -> Node:
-        """The value that begins with this event, and all below."""
-        before, outside = self.count, self.deepest
-        known, size, height = None, 1, 0
+    def value(self, event: Any, depth: int, key: Span | None = None) -> Node:
+        """The value that begins with this event, and all below; `key`: where its key is."""
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise self.stop("the alias has no complete value before it", event)
             known, size, height = self.anchors[event.anchor]
-        self.count += size
-        depth += height  # an alias may stand in what another one brings in
-        if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
-            raise self.stop(f"the file has more than {limit}, the limit for a profile", event)
-        self.deepest = depth
-        node = known or self.new(event, depth)
-        if not known and event.anchor:
-            self.anchors[event.anchor] = node, self.count - before, self.deepest - depth
-        self.deepest = max(self.deepest, outside)
-        return node
-
-    def new(self, event: Any, depth: int) -> Node:
-        """A value that no alias brings in."""
-        value: Any = event.value if isinstance(event, yaml.ScalarEvent) else []
+            self.grow(event, size, depth + height)  # it may stand in what another one brings in
+            return Node(known.value, known.span, key, known.raw)
+        before, outside = self.count, self.deepest
+        self.deepest = 0
+        self.grow(event, 1, depth)
+        value: Any = []
         end, raw = event.end_mark, None
         if event.tag not in (None, "!"):
             tag = quoted(event.tag.removeprefix("tag:yaml.org,2002:"))
             place = self.span(event.start_mark, end)
             self.tell(f"the YAML tag {tag} has no meaning in a profile", place)
-        if isinstance(event, yaml.MappingStartEvent):
+        if isinstance(event, yaml.ScalarEvent):
+            raw = None if event.style else event.value
+            value = event.value if raw is None else meaning(raw)
+        elif isinstance(event, yaml.MappingStartEvent):
             value, end = self.mapping(depth + 1)
-        elif isinstance(event, yaml.SequenceStartEvent):
+        else:
             while not isinstance(inner := self.next(), yaml.SequenceEndEvent):
                 value.append(self.value(inner, depth + 1))
             end = inner.end_mark
-        elif not event.style:
-            raw, value = value, meaning(value)
-        return Node(value, self.span(event.start_mark, end), raw=raw)
+        node = Node(value, self.span(event.start_mark, end), key, raw)
+        if event.anchor:
+            self.anchors[event.anchor] = node, self.count - before, self.deepest - depth
+        self.deepest = max(self.deepest, outside)
+        return node
+
+    def grow(self, event: Any, values: int, depth: int) -> None:
+        """Counts values that reach so deep. Raises Stop if that is too much."""
+        self.count += values
+        self.deepest = max(self.deepest, depth)
+        if self.count > MAX_VALUES or depth > MAX_DEPTH:
+            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
+            raise self.stop(f"the file has more than {limit}, the limit for a profile", event)
 
     def mapping(self, depth: int) -> tuple[dict[str, Node], Any]:
         """The keys of a mapping over those that `<<` brings in, and where it ends."""
         merged: dict[str, Node] = {}
         own: dict[str, Node] = {}
         while not isinstance(event := self.next(), yaml.MappingEndEvent):
-            key, value = self.value(event, depth), self.value(self.next(), depth)
+            key = self.value(event, depth)
+            value = self.value(self.next(), depth, key.span)
             name = key.value if key.raw is None else key.raw
             if not isinstance(name, str) or CONTROL.search(name):
                 self.tell("a key must be a text without control characters", key.span)
@@ -252,7 +243,7 @@ class Builder:
                 first = (Related(own[name].key or key.span, "first written here"),)
                 self.tell(f"the key {quoted(name)} occurs twice", key.span, "SD004", related=first)
             else:
-                own[name] = Node(value.value, value.span, key.span, value.raw)
+                own[name] = value
         return {**merged, **own}, event.end_mark
 
     def tell(self, message: str, span: Span, code: str = "SD002", **more: Any) -> None:
@@ -265,33 +256,22 @@ class Builder:
 
     def span(self, start: Any, end: Any) -> Span:
         """A place, at least one character wide."""
-        least = start.column + 2 if end.line == start.line else 1
-        last = max(end.column + 1, least)
-        return Span(self.file, start.line + 1, start.column + 1, end.line + 1, last)
-
-
-_HINTS = {
-    "found a tab character": "indent with spaces",
-    "that cannot start any token": "indent with spaces, and put such a value in quotes",
-    "mapping values are not allowed": "quote a value with `: `, or mend the line above",
-    "could not find expected ':'": "write `key: value`, with a space after the colon",
-    "comment or line break": "a value that starts with `>` or `|` needs quotes",
-    "did not find expected key": "indent each key like the first one of its section",
-}
+        line, column, last = start.line + 1, start.column + 1, end.column + 1
+        last += last == column and end.line == start.line
+        return Span(self.file, line, column, end.line + 1, last)
 
 
 def _syntax_problem(error: Any, text: str, *, file: str) -> Finding:
     """YAML's own reason at its place; what is left open, where it begins."""
-    reason, lines = getattr(error, "problem", None) or "it cannot be read", text.splitlines()
+    reason = str(getattr(error, "problem", None) or getattr(error, "reason", ""))
     start = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None) or start
     if mark is None:
         return problem("SD002", f"invalid YAML: {reason}", Span(file))
-    help = next((hint for words, hint in _HINTS.items() if words in reason), None)
     reason += f" {error.context}" if error.context else ""
     reason += f", noticed in line {mark.line + 1}" if start and start.line != mark.line else ""
-    at_end = not "".join(lines[mark.line :])[mark.column :].strip()
+    at_end = not "".join(text.splitlines()[mark.line :])[mark.column :].strip()
     if start and (at_end or "flow" in reason or "expected ':'" in reason):
         mark = start
     span = Span(file, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 2)
-    return problem("SD002", f"invalid YAML: {reason}", span, help=help)
+    return problem("SD002", f"invalid YAML: {reason}", span)

@@ -1,7 +1,8 @@
-"""A tree of values to a Profile, with every problem of it in one pass."""
+"""What each key takes, and a tree of values to a Profile, with every problem of it in one pass."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,29 +13,51 @@ from typing import Any
 
 from specserve.diagnostics import Finding, Span
 from specserve.errors import CONTROL, UsageError, did_you_mean, quoted
-from specserve.profile.schema import (
-    BLOCK_KEYS,
-    ELSEWHERE,
-    EVERY_KEY,
-    KINDS,
-    SCHEMA,
-    SECTIONS,
-    TOP,
-    Key,
-    Profile,
-    Speculation,
-    kind_of,
-    words,
-)
+from specserve.profile.schema import SECTIONS, Profile, Speculation
 from specserve.profile.secrets import names_a_secret
 from specserve.profile.tree import Node, problem, shown
 from specserve.vllm.arguments import human_int
 from specserve.vllm.speculation import METHODS, REMOVED
 from specserve.vllm.versions import in_range
 
+Key = Mapping[str, Any]
+SCHEMA: dict[str, Any] = json.loads(
+    Path(__file__).with_name("keys.json").read_text(encoding="utf-8")
+)
+"""`$defs` has the kinds of keys, and the sections; `title` says what a value must be."""
+KINDS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
+TOP: Mapping[str, Key] = SCHEMA["properties"]
+ELSEWHERE: Mapping[str, str] = SCHEMA["x-elsewhere"]
+"""The place of what the profile does not take where a stranger would write it."""
+EVERY_KEY: Mapping[str, Key] = KINDS["speculation"]["properties"]
+BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
+    method: {
+        name: key for name, key in EVERY_KEY.items() if key.get("x-group") in (None, *known.groups)
+    }
+    for method, known in METHODS.items()
+}
+"""The keys that a block of each method takes."""
 _ANY = {"$ref": "#/$defs/any"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What no text holds; tabs and line breaks may stand in templates, and in no name."""
+
+
+def kind_of(key: Key) -> str:
+    """The name of what the key takes, in `$defs`."""
+    return str(key["$ref"].rpartition("/")[2])
+
+
+def words(key: Key) -> str:
+    """What the value must be, such as `an integer of at least 1`."""
+    if "enum" in key and "title" not in key:
+        *first, last = (f"`{choice}`" for choice in key["enum"] if choice is not None)
+        return f"{', '.join(first)} or {last}" if first else last
+    text = str(key.get("title") or KINDS[kind_of(key)]["title"])
+    if "items" in key and "title" not in key:
+        text += f", each item {words(key['items'])}"
+    if "maximum" in key:
+        return f"{text} from {key['minimum']:g} to {key['maximum']:g}"
+    return f"{text} of at least {key['minimum']:g}" if "minimum" in key else text
 
 
 def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding]]:
@@ -52,8 +75,7 @@ def read_profile(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding
         return None, reader.found
     values.pop("extends", None)
     given = {"file": file, "name": name_of(file), **values}
-    profile = Profile(**given, nodes=MappingProxyType(tree.nodes()))
-    return profile, reader.found
+    return Profile(**given, nodes=MappingProxyType(tree.nodes())), reader.found
 
 
 def name_of(file: str) -> str:

@@ -118,14 +118,12 @@ def rewrite_section(path: str, name: str, wanted: Mapping[str, Any] | None, *, r
     """
     inherited, right = _said(load_profile(path), name) or {}, jsonable(wanted)
     before = read(path).decode("utf-8-sig")
-    for is_whole in (False, True):
-        after = with_section(before, name, right, inherited, remark=remark, is_whole=is_whole)
-        if after == before:
-            return False
-        profile, problems = examine(path, data=after.encode())
-        if profile and not problems and _said(profile, name) == right:
+    after = with_section(before, name, right, inherited, remark=remark)
+    profile, problems = examine(path, data=after.encode())
+    if profile and not problems and _said(profile, name) == right:
+        if after != before:
             write_named(Path(path).resolve(), after)
-            return True
+        return after != before
     text = f"`{path}` is written in a way that `--write` cannot change"
     raise FactError(text, hint="change it by hand")
 
@@ -154,13 +152,12 @@ def with_section(
     inherited: Mapping[str, Any],
     *,
     remark: str,
-    is_whole: bool = False,
 ) -> str:
     """A profile's text with a top-level mapping that says what is wanted (None: null).
 
-    All other lines stay, and all comments in a block of the same `method`, unless it `is_whole`
-    replaced. `inherited`: what the section says so far, parents included; what is wanted no more
-    becomes null. An earlier remark with the same words, up to a colon, is replaced by this one.
+    All other lines stay, and all comments in a block of the same `method`. `inherited`: what the
+    section says so far, parents included; what is wanted no more becomes null. An earlier remark
+    with the same words, up to a colon, is replaced by this one.
     """
     text += "" if text.endswith("\n") or not text else "\n"
     found = re.search(_SECTION.format(name=name), text, re.M)
@@ -169,7 +166,7 @@ def with_section(
     if wanted is not None and inherited.get("method") == wanted.get("method"):
         wanted = {**dict.fromkeys(inherited), **wanted}
         changes = {key: value for key, value in wanted.items() if inherited.get(key) != value}
-        new = None if is_whole else _edited(text[at:end], changes)
+        new = _edited(text[at:end], changes)
     new = new or yaml_text({name: wanted}, flow=True)
     above = re.search(r"(#.*\n)*\Z", text[:at])
     assert above is not None

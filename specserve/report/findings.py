@@ -12,7 +12,7 @@ from typing import TextIO
 from specserve.diagnostics import Finding, Notices, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, names_a_secret, redacted
-from specserve.profile.source import recall
+from specserve.profile.source import read
 from specserve.report.console import LiveLine, escaped, in_one_line, out, say, styled, wrapped
 from specserve.report.text import count
 
@@ -37,7 +37,7 @@ class _Sources:
         """Returns the line of a span with secrets starred out, empty where there is none."""
         if span.file not in self._files:
             try:
-                text = recall(span.file).decode("utf-8-sig")
+                text = read(span.file).decode("utf-8-sig")
             except (OSError, ValueError):
                 text = ""
             self._files[span.file] = re.split(r"\r\n|\r|\n", text)

@@ -76,6 +76,8 @@ def flag_of(name: str) -> str:
 
 def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:
     """A value in JSON's types: dataclasses to dicts, tuples to lists, scalars by `scalar`."""
+    if isinstance(value, (str, int, float)):
+        return scalar(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -208,10 +210,11 @@ def _meant(word: str, known: Sequence[str], lead: str | None = None) -> str | No
 
 def _broken_bound(argument: Argument, value: float) -> str | None:
     """The bound that a number is beyond."""
-    bounds = ((bound, *bound.split(" ")) for bound in argument.bounds)
-    return next(
-        (bound for bound, sign, limit in bounds if not _COMPARE[sign](value, float(limit))), None
-    )
+    for bound in argument.bounds:
+        sign, limit = bound.split(" ")
+        if not _COMPARE[sign](value, float(limit)):
+            return bound
+    return None
 
 
 def _key_problems(

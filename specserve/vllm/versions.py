@@ -100,6 +100,8 @@ def in_range(spec: str, minors: tuple[str, ...] | None = None) -> tuple[str, ...
 
     Raises UsageError for text that is not a range.
     """
+    if not spec:
+        return minors or known_versions()
     specifiers = _specifiers(re.sub(_LOCAL, "", spec))
     return tuple(
         name

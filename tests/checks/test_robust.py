@@ -12,16 +12,8 @@ from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.rule import Context
 from specserve.checks.rules import all_rules
 from specserve.models.facts import Tensor
-from specserve.profile.schema import (
-    BLOCK_KEYS,
-    Expectation,
-    Hardware,
-    Profile,
-    Server,
-    Speculation,
-    Target,
-    kind_of,
-)
+from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
+from specserve.profile.validate import BLOCK_KEYS, kind_of
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
 from tests.checks.judging import facts, judged

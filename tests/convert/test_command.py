@@ -13,7 +13,7 @@ from specserve.convert.command import profile_of
 from specserve.convert.words import argv_words, plain
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.profile.schema import Profile
-from specserve.profile.source import recall
+from specserve.profile.source import read
 
 SPECULATION = """--speculative-config '{"model": "org/draft", "num_speculative_tokens": 5}'"""
 
@@ -31,7 +31,7 @@ def findings(text: str) -> list[Finding]:
 def marked(span: Span) -> str:
     """What a place of the last command covers."""
     assert (span.file, span.line, span.end_line) == ("<command>", 1, 1)
-    return recall("<command>").decode()[span.column - 1 : span.end_column - 1]
+    return read("<command>").decode()[span.column - 1 : span.end_column - 1]
 
 
 def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
@@ -70,7 +70,7 @@ def test_no_secret_is_shown() -> None:
     text = "HF_TOKEN=abcdefghijklmnop vllm serve org/target --api-key verysecretkey --hf-token=hf_abcdefghijklmnopqrst"
     found = findings(text)
     assert [item.code for item in found] == ["SD107", "SD107"]
-    line = recall("<command>").decode()
+    line = read("<command>").decode()
     assert not any(
         secret in line for secret in ("abcdefghijklmnop", "verysecretkey", "hf_abcdefghijklmnopqrst")
     )

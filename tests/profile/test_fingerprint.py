@@ -64,12 +64,6 @@ def test_whatever_can_change_tokens_or_speed_changes_it(of: Of, setting: str) ->
     assert of(_TEXT, setting) != of(_TEXT)
 
 
-def test_it_is_a_sha256_that_stays_the_same_between_runs(of: Of) -> None:
-    assert (
-        of("target: {model: org/m}\n") == "a539092be483b796c1bbdacd5004bbb350672a4ab8bf2da0179db81aa3965196"
-    )
-
-
 def test_an_alternative_in_use_has_a_fingerprint_of_its_own_the_one_of_the_same_block(
     write: Write, of: Of
 ) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.errors import ProfileError
+from specserve.errors import ProfileError, UsageError
+from specserve.profile import source
 from specserve.profile.load import examine, load_profile, with_alternative
-from specserve.profile.schema import BLOCK_KEYS, EVERY_KEY, KINDS, SECTIONS, TOP, Key, defaults_of, kind_of
+from specserve.profile.schema import SECTIONS, Profile, defaults_of
+from specserve.profile.source import MAX_BYTES
+from specserve.profile.validate import EVERY_KEY, TOP
 from specserve.vllm.speculation import METHODS
 
+Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
+
+
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -74,11 +79,6 @@ def test_an_unknown_alternative_names_those_there_are(write: Write) -> None:
         with_alternative(load_profile(write("target: {model: m}\n")), "x")
 
 
-def test_the_name_baseline_is_the_profile_without_speculation(write: Write) -> None:
-    assert with_alternative(load_profile(write(_VARIANTS)), "baseline").speculation is None
-    assert load_profile(write("target: {model: m}\n"), alternative="baseline").speculation is None
-
-
 def test_no_alternative_is_called_baseline(write: Write) -> None:
     _, findings = examine(write("target: {model: m}\nalternatives:\n  'baseline': {method: suffix}\n"))
     assert [(each.code, str(each.span)) for each in findings] == [("SD006", "demo.yaml:3:3")]
@@ -117,32 +117,113 @@ def test_no_half_written_file_makes_it_fail(write: Write, lines: list[str]) -> N
     _judged(write, "\n".join(lines))
 
 
-def _any_value(key: Key) -> st.SearchStrategy[Any]:
-    kinds: dict[str, st.SearchStrategy[Any]] = {
-        "str": st.sampled_from(["x", "org/m"]), "int": st.integers(1, 64) | st.sampled_from(["2k"]),
-        "length": st.sampled_from(["auto", 128, "8K", -1]), "float": st.floats(0.1, 0.9),
-        "bool": st.booleans(), "list": st.just(None if "minItems" in key else []), "map": st.just({}),
-    }  # fmt: skip
-    values = st.sampled_from(key["enum"]) if "enum" in key else kinds[kind_of(key)]
-    values = values.filter(lambda value: not isinstance(value, float) or value >= key.get("minimum", value))
-    return values | st.none() if "type" not in key else values
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_KEPT", {})
 
 
-def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional={name: _any_value(key) for name, key in keys.items()})
+def test_stdin_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a: 1")))
+    assert source.read("-") == source.read("-") == b"a: 1"
 
 
-@settings(_quick, max_examples=50)
-@given(data=st.data())
-def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataObject) -> None:
-    method = data.draw(st.sampled_from(list(METHODS)))
-    block = data.draw(_section(BLOCK_KEYS[method])) | {"method": method, "num_speculative_tokens": 4}
-    if "model" in BLOCK_KEYS[method]:
-        block["model"] = "d"
-    target = data.draw(_section(KINDS["target"]["properties"]))
-    value = {"target": target | {"model": "m"}, "speculation": block, "alternatives": {"a": block}}
+def test_of_a_large_file_only_so_much_is_read_and_nothing_of_a_device(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 30)
+    assert len(source.read(str(file))) == MAX_BYTES + 1
+    with pytest.raises(OSError, match="not a regular file"):
+        source.read("/dev/zero")
 
-    profile = load_profile(write(yaml.safe_dump(value)))
-    assert profile.speculation == profile.alternatives["a"]
-    assert profile.speculation is not None
-    assert set(profile.speculation.keys) == {key for key, item in block.items() if item is not None}
+
+_TEXT = """\
+target: {model: x, max_model_len: 8192, revision: abc}
+speculation: {method: suffix, num_speculative_tokens: 4}
+engine: {seed: 1, deep: {a: 1, b: 2}}
+"""
+
+
+def _read(profile: Profile, path: str) -> Any:
+    value: Any = profile
+    for key in path.split("."):
+        value = value[key] if hasattr(value, "keys") and key in value else getattr(value, key)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("target.max_model_len=4096", "target.max_model_len", 4096),
+        ("target.revision=null", "target.revision", None),
+        ("target.revision=0123", "target.revision", "0123"),
+        ("target.model=org/a=b", "target.model", "org/a=b"),
+        ("engine.deep.a=3", "engine.deep", {"a": 3, "b": 2}),
+        ("engine.deep={c: 3}", "engine.deep", {"c": 3}),
+        ("engine.new.deeper.key=yes", "engine.new", {"deeper": {"key": True}}),
+        ("speculation=null", "speculation", None),
+        ("env.A=010", "env", {"A": "010"}),
+    ],
+)
+def test_a_setting_replaces_one_value(write: Write, setting: str, path: str, value: Any) -> None:
+    assert _read(load_profile(write(_TEXT), settings=[setting]), path) == value
+
+
+def test_the_rest_stays_and_later_settings_win(write: Write) -> None:
+    profile = load_profile(write(_TEXT), settings=["engine.seed=2", "engine.seed=3", "engine.deep.b=null"])
+
+    assert profile.engine == {"seed": 3, "deep": {"a": 1, "b": None}}
+    assert profile.target == load_profile(write(_TEXT)).target
+
+
+def test_a_value_knows_that_it_came_from_the_command_line(write: Write) -> None:
+    profile = load_profile(write(_TEXT), settings=["target.model=org/m", "engine.a.b={c: 1}"])
+
+    assert str(profile.span("target.model")) == "--set target.model:1:1"
+    assert profile.span("target.model").end_column == 6
+    assert str(profile.span("engine.a.b.c")) == "--set engine.a.b:1:5"
+    assert str(profile.span("engine.seed")) == "demo.yaml:3:16"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("server.port=x", "1:1 SD006 `server.port` must be an integer from 0 to 65535; found `x`"),
+        ("server.prt=1", "1:1 SD005 unknown key `prt` in `server` | did you mean `port`?"),
+        ("target.model=null", "1:1 SD006 `target.model` must be a name or a path; found nothing"),
+        ("speculation={method: suffix, model: x}", "1:18 SD005 unknown key `model` in `speculation`"
+         " (method `suffix`) | leave it out: it has no effect with this method"),
+    ],
+)  # fmt: skip
+def test_a_problem_points_to_the_setting(problems: Problems, setting: str, told: str) -> None:
+    assert problems(_TEXT, settings=[setting]) == [f"--set {setting.partition('=')[0]}:{told}"]
+
+
+def test_a_relative_path_is_seen_from_the_working_directory(write: Write, folder: Path) -> None:
+    profile = load_profile(
+        write("target: {model: ./m}\n", "sub/demo.yaml"), settings=["target.tokenizer=./t", "env.HERE=./h"]
+    )
+
+    assert profile.target.model == f"{folder}/sub/m"
+    assert profile.target.tokenizer == f"{folder}/t"
+    assert profile.env == {"HERE": "./h"}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["", "=", "=1", "target", ".=1", "target.=1", "a." * 999 + "a=1", "a..b=1", " =1", "x.y", "a. .b=1"],
+)
+def test_another_form_is_a_usage_error(write: Write, setting: str) -> None:
+    with pytest.raises(UsageError, match=r"`--set` takes `key.path=value`; found `"):
+        examine(write(_TEXT), settings=[setting])
+    with pytest.raises(UsageError, match=r"`--set engine.seed.x`: `1` has no keys"):
+        examine(write(_TEXT), settings=["engine.seed.x=1"])
+    with pytest.raises(UsageError, match="has no effect"):
+        examine(write(_TEXT), settings=["extends=other.yaml"])
+
+
+@pytest.mark.parametrize(
+    "value", ["[1", "a: b: c", "*x", "\t@", "1\nother: 2", "!tag x", "'", "{a: 1, a: 2}", "\udcff"]
+)
+def test_a_value_that_is_no_yaml_is_a_usage_error(write: Write, value: str) -> None:
+    with pytest.raises(UsageError, match=r"the value of `--set engine.x` is not YAML"):
+        examine(write(_TEXT), settings=[f"engine.x={value}"])

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.profile.load import load_profile
-from specserve.profile.schema import Profile
 from specserve.profile.tree import Node, parse
-from specserve.profile.writer import Commented, comment, with_section, yaml_text
+from specserve.profile.writer import Commented, comment, rewrite_section, yaml_text
 from specserve.vllm.arguments import jsonable
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=30)
@@ -88,20 +87,15 @@ FLOW = """\
     """
 
 
-def changed(text: str, profile: Profile, wanted: Mapping[str, Any] | None, *, remark: str) -> str:
-    inherited = jsonable(profile.speculation.keys) if profile.speculation else {}
-    return with_section(text, "speculation", wanted, inherited, remark=remark)
-
-
-def rewritten(tmp_path: Path, text: str, wanted: Mapping[str, Any] | None) -> str:
+def rewritten(tmp_path: Path, text: str, wanted: Mapping[str, Any] | None, remark: str = REMARK) -> str:
+    """The profile's text afterwards; what it then says is what is wanted, or it is refused."""
     file = tmp_path / "p.yaml"
     file.write_text(dedent(text), encoding="utf-8")
-    profile = load_profile(str(file))
-    after = changed(dedent(text), profile, wanted, remark=REMARK)
-    file.write_text(after, encoding="utf-8")
+    assert rewrite_section(str(file), "speculation", wanted, remark=remark)
+    assert not rewrite_section(str(file), "speculation", wanted, remark=remark)
     found = load_profile(str(file)).speculation
     assert jsonable(dict(found.keys) if found else None) == (jsonable(wanted) if wanted else None)
-    return after
+    return file.read_text(encoding="utf-8")
 
 
 def test_a_changed_value_leaves_every_other_character_as_it_was(tmp_path: Path) -> None:
@@ -125,13 +119,10 @@ def test_without_speculation_or_with_another_method_the_block_is_replaced(
 def test_a_comment_that_was_written_below_a_remark_stays_when_the_remark_is_replaced(tmp_path: Path) -> None:
     wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}
     longer = f"{REMARK}, 1.96x at 2 (code), 1.17x at 4 (code), 1.03x at 8 (code)"
-    file = tmp_path / "p.yaml"
-    file.write_text(dedent(FLOW), encoding="utf-8")
-    once = changed(dedent(FLOW), load_profile(str(file)), wanted, remark=longer)
+    once = rewritten(tmp_path, FLOW, wanted, longer)
     mine = once.replace("speculation:", "# never above 8, the incident of May\nspeculation:", 1)
     mine = mine.replace("# specserve tune", "# above\n# specserve tune", 1)
-    file.write_text(mine, encoding="utf-8")
-    twice = changed(mine, load_profile(str(file)), wanted, remark=longer.replace("2.10x", "2.20x"))
+    twice = rewritten(tmp_path, mine, wanted, longer.replace("2.10x", "2.20x"))
     comments = [line for line in twice.splitlines() if line.startswith("#")]
     assert comments[0] == "# above"
     assert comments[1] == "# never above 8, the incident of May"

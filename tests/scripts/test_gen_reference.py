@@ -12,7 +12,8 @@ import yaml
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Severity
-from specserve.profile.schema import SECTIONS, TOP, defaults_of
+from specserve.profile.schema import SECTIONS, defaults_of
+from specserve.profile.validate import TOP
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from gen_reference import EXAMPLES

@@ -43,9 +43,13 @@ def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
         return None
     from specserve.models.tokenizers import tokenizer_family
 
+    names = (model, variant.model, tokenizer)
+    target, draft, ids = (tokenizer_family(name) if name else None for name in names)
+    if target is None or draft is None or target[:2] == draft[:2] == (ids and ids[:2]):
+        return None
     target, draft, ids = (
-        tokenizer_family(name) if name and is_hub_id(name) else None
-        for name in (model, variant.model, tokenizer)
+        family if name and is_hub_id(name) else None
+        for name, family in zip(names, (target, draft, ids), strict=True)
     )
     if target is None or draft is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from specserve.checks.rule import (
@@ -19,7 +20,7 @@ from specserve.checks.rule import (
 from specserve.diagnostics import Severity
 from specserve.models.config import Config, model_type, section, text_config
 from specserve.profile.source import COMMAND
-from specserve.vllm.facts import OLDER, features
+from specserve.vllm.facts import OLDER, Feature, features
 from specserve.vllm.limits import EXPERTS, Problem, Ranks, number, problems
 from specserve.vllm.versions import in_range, known_versions
 
@@ -95,11 +96,8 @@ def failing_combination(variant: Variant) -> Violations:
     """vLLM starts with this combination, and then fails, hangs or does something else."""
     ctx, value, judged = variant.ctx, _values(variant), _minors(variant.ctx)
     is_open = not ctx.profile.vllm and ctx.profile.file != COMMAND  # an older vLLM may serve it
-    for row in features(variant.method):
-        failing = row.minors(known_versions()[-1]) if row.applies(value) else []
-        found = [version for version in judged if version in failing]
-        is_past = is_open and not found and "data" in row.when
-        if found := failing if is_past else found:
+    for row, found, is_past in _rows(variant.method, judged, is_open):
+        if row.applies(value):
             names = [_PLACES.get(name, name.replace("block", variant.path)) for name in row.when]
             others = [name for name in names if not name.endswith(row.place)]
             some = [f"this applies to vLLM {_span(found)}"] * (is_past or len(found) < len(judged))
@@ -112,6 +110,21 @@ def failing_combination(variant: Variant) -> Violations:
                 help=row.help,
                 severity=WARNING if is_past else Severity(row.severity),
             )
+
+
+@lru_cache
+def _rows(
+    method: str, judged: tuple[str, ...], is_open: bool
+) -> list[tuple[Feature, list[str], bool]]:
+    """The rows that fail in a judged version, in which, and whether only older ones fail."""
+    rows = []
+    for row in features(method):
+        failing = row.minors(known_versions()[-1])
+        found = [version for version in judged if version in failing]
+        is_past = is_open and not found and "data" in row.when
+        if found or is_past:
+            rows.append((row, found or failing, is_past))
+    return rows
 
 
 def _span(versions: list[str]) -> str:

@@ -47,14 +47,14 @@ def secret_in_profile(ctx: Context) -> Violations:
 
 def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
     """Every text below a value, with its dotted path and the key that it or its list has."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield path, name, value
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _texts(item, f"{path}.{key}" if path else str(key), str(key))
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from _texts(item, f"{path}[{index}]", name)
-    elif isinstance(value, str):
-        yield path, name, value
 
 
 @rule("SD108", ERROR, policy=True)
