@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.checks.pages import texts
+from specserve.report.manual import pages
 from specserve.vllm import facts
 from specserve.vllm.facts import minor
 
@@ -50,8 +50,8 @@ def _quote(by: str, match: re.Match[str], text: str) -> Quote:
 
 def quotes() -> Iterator[Quote]:
     """Every quote of vLLM in the manual pages of rules."""
-    for code, page in texts().items():
-        for line in page.splitlines():
+    for code, page in pages().items():
+        for line in page.doc.splitlines():
             if match := _LINE.fullmatch(line.removeprefix("Source: ")):
                 yield _quote(code, match, match["text"])
 

@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from specserve import checks
 from specserve.checks.collect import UNREADABLE
-from specserve.checks.pages import texts
 from specserve.checks.rule import Need
 from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE
@@ -55,13 +56,16 @@ class Page:
 
 def pages() -> dict[str, Page]:
     """Returns every page by its code, in the order of the codes."""
+    whole = Path(checks.__file__).with_name("pages.md").read_text(encoding="utf-8")
+    parts = (part.partition("\n\n") for part in whole.split("\n## ")[1:])
+    texts = {heading.partition(" ")[0]: text.strip() for heading, _, text in parts}
     found = [
-        Page(rule.code, rule.name, rule.severity, rule.needs, texts()[rule.code], rule.policy)
+        Page(rule.code, rule.name, rule.severity, rule.needs, texts[rule.code], rule.policy)
         for rule in all_rules()
     ]
     for code in (*CODES, UNUSED_IGNORE, UNREADABLE):
         needs: Need = "models" if code is UNREADABLE else "nothing"
-        found.append(Page(code.code, code.name, code.severity, needs, texts()[code.code]))
+        found.append(Page(code.code, code.name, code.severity, needs, texts[code.code]))
     return {page.code: page for page in sorted(found, key=lambda page: page.code)}
 
 

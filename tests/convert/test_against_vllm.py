@@ -148,7 +148,7 @@ def test_a_recipe_and_its_profile_give_vllm_the_same_arguments_except_what_notes
         for reason, count in sorted(reasons.items()):
             print(f"  {count:3} {reason}")
     assert not wrong, "\n".join(map(str, wrong))
-    assert compared >= 70
+    assert compared >= 65
 
 
 def test_lint_refuses_what_the_parser_of_the_judged_version_refuses(tmp_path: Path, ask_vllm: Ask) -> None:
