@@ -20,15 +20,13 @@ LIMIT_S = 240.0
 def trained(answers: Path, out: Path) -> tuple[int, list[dict[str, Any]]]:
     """The exit code of the child, and what it tells."""
     request = {"draft": str(DRAFT), "answers": str(answers), "out": str(out), "budget_s": 300, "epochs": 40}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "specserve.engine.distilling"],
-        input=json.dumps(request) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    command = [sys.executable, "-P", "-m", "specserve.engine.distilling"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps(request) + "\n")
+        child.stdin.flush()  # it stays open: the child ends when its parent is gone
+        told = [json.loads(line) for line in child.stdout]
+        return child.wait(LIMIT_S), told
 
 
 def rate(rows: list[dict[str, Any]], draft: Path) -> float:
