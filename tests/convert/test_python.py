@@ -33,6 +33,7 @@ def keywords(text: str) -> dict[str, Any]:
         ("K = {'seed': 1}\nLLM('m', **K)", {"model": "m", "seed": 1}),
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
         ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": 4}),
+        ("p.add_argument('--tp', default=4)\nLLM('m', x=mine.tp)", {"model": "m", "x": unknown("tp")}),
         ("def f(tp=2):\n    LLM('m', x=tp)\ndef g(tp=3):\n    pass", {"model": "m", "x": 2}),
         ("LLM('org/' + 'm')", {"model": "org/m"}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),

@@ -30,6 +30,7 @@ def models(text: str, *, file: str = "serve.sh") -> list[object]:
         "sudo docker run --rm --name vllm -p 8000:8000 vllm/vllm-openai:v0.9 --model a/b",
         'docker run --name vllm-server --env-host --unknown-option 1 "$IMAGE" --model a/b',
         "docker container run -itd -p8000:8000 --gpus all --read-only vllm/vllm-openai a/b",
+        "docker run --env=M=a/b -eN=1 --name=x vllm/vllm-openai bash -c 'vllm serve $M'",
         "docker create --gpus all -v /m:/m vllm/vllm-openai a/b",
         "podman run -v /m:/m docker.io/vllm/vllm-openai:latest a/b --seed 1",
         "docker run --entrypoint vllm vllm/vllm-openai serve a/b",

@@ -92,6 +92,8 @@ def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
         note.text for note in of("--mem-fraction-static 0.8 --stream-output --speculative-eagle-topk 4").notes
     ]
     assert "`--stream-output` is left out: vLLM has nothing of the kind" in notes
+    (note,) = [one.text for one in of("--speculative-algorithm X").notes if one.path == "speculation.method"]
+    assert note == "`--speculative-algorithm X` is left out: vLLM has no such method"
     given = of("--tool-call-parser unheard")
     assert "tool_call_parser" not in given.settings and "vLLM does not have `unheard`" in given.notes[0].text
     assert "`--speculative-eagle-topk` is left out: vLLM drafts along a chain, which is a top-k of 1" in notes

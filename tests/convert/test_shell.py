@@ -172,6 +172,7 @@ def words(text: str) -> list[list[str]]:
             "A=(a)\nif [ x ]; then A+=(--b $C); elif y; then A+=(--d); fi\nc ${A[@]}",
             [["y"], ["c", "a", mark("--b $C", "[ x ]"), mark("--d", "y")]],
         ),
+        ("X=''\nc ${X:+--b}", [["c"]]),
         ('c ${X:+--b "$X"}', [["c", mark("--b $X", "$X is set")]]),
         ("[ x ] || A=--b\nc $A", [["c", mark("--b", "[ x ] fails")]]),
         (
