@@ -16,7 +16,7 @@ import psutil
 
 from specserve.convert import translate
 from specserve.convert.arguments import command_settings, options
-from specserve.convert.launch import OF_AN_ENGINE, STARTS, Launch, script_starts, starts
+from specserve.convert.launch import OF_AN_ENGINE, Launch, script_starts, starts
 from specserve.convert.python import ENGINES, launches
 from specserve.convert.services import containers, units
 from specserve.convert.shell import script
@@ -38,7 +38,8 @@ _YAML = re.compile(
 _UNIT = re.compile(r"^\[Service\]\s*$", re.M)
 _PLACE = Span(COMMAND, 1, 1, 1, 2)
 _VERSION = re.compile(r'"version"\s*:\s*"([\d.]{1,20})')
-_OPEN = "`tensor_parallel_size`, `quantization`, `kv_cache_dtype`, `max_num_seqs`"
+_CACHE = re.compile(r"^vllm:cache_config_info\{([^\n]{0,8192})\} 1", re.M)
+_LABEL = re.compile(r'\b(cache_dtype|gpu_memory_utilization)="([\w.]+)"')
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Launch]:
@@ -60,10 +61,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Launch]:
             problems.append(UsageError(f"specserve cannot read `{file}`: it is nested too deeply"))
     if problems:
         raise problems[0]
-    hint = "`specserve convert --help` names what it reads"
-    if STARTS.search(text):
-        hint = "a command in a here-document, a list, a guide or other text is not read: "
-        hint += "convert it separately"
+    hint = "`specserve convert --help` names what is read; a command in other text is not"
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
@@ -100,17 +98,14 @@ def read_source(source: list[str], pick: str | None = None) -> tuple[Launch, str
         names.append(f"{number} {name} (line {given.start.span.line}{when})")
     wanted = [given for at, given in enumerate(found, start=1) if pick in (str(at), given.name)]
     if pick and not wanted:
-        hint = f"it has {', '.join(names)}"
-        raise UsageError(f"{quoted(pick)} is no launch of `{file}`", hint=hint)
+        raise UsageError(f"{quoted(pick)} is no launch of `{file}`: {', '.join(names)} are")
     speculate = [given for given in named if "spec" in " ".join(given.settings)]
     chosen = [*wanted, *speculate, *named][0]
     if len(found) > 1:
         this = names[found.index(chosen)]
-        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}"
-        note = Note(
-            "", f"{said}: `--pick` takes the number or name of another", chosen.start.span.line
-        )
-        chosen = replace(chosen, notes=[note, *chosen.notes])
+        said = f"the source starts {len(found)} engines: {', '.join(names)}; this is {this}: "
+        said += "`--pick` takes the number or name of another"
+        chosen = replace(chosen, notes=[Note("", said, chosen.start.span.line), *chosen.notes])
     return chosen, Path(file).name
 
 
@@ -177,14 +172,19 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     root, longest = str(about.get("root") or first), about.get("max_model_len")
     words = [root] if first == root else [root, "--served-model-name", *bases]
     words += ["--max-model-len", str(longest)] if isinstance(longest, int) else []
-    where = urlsplit(url)
-    words += ["--port", str(where.port)] if where.port else []
-    if where.hostname in ("127.0.0.1", "::1", "localhost"):
+    words += ["--port", str(port)] if (port := urlsplit(url).port) else []
+    if urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost"):
         words += ["--host", "127.0.0.1"]  # on what else it listens is not seen from here
     adapters = [(name, one.get("root")) for name, one in models.items() if one.get("parent")]
     if adapters:
         words += ["--enable-lora", "--lora-modules", *(f"{name}={at}" for name, at in adapters)]
-    said = [(f"the server does not tell {_OPEN} and other options", "")]
+    cache = _CACHE.search(text)
+    for name, value in _LABEL.findall(cache[0] if cache else ""):
+        flag = name.replace("cache_dtype", "kv_cache_dtype").replace("_", "-")
+        words += [f"--{flag}", value] if value != "auto" else []
+    if cache and 'enable_prefix_caching="False"' in cache[0]:
+        words.append("--no-enable-prefix-caching")
+    said = [("the server does not tell `tensor_parallel_size`, `quantization` and much more", "")]
     try:
         counts = [len(one.accepted_per_position) for one in read_metrics(text).acceptance.values()]
     except FactError:
@@ -192,14 +192,14 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
     else:
         if counts:
             words += ["--speculative-config", json.dumps({"num_speculative_tokens": max(counts)})]
-            what = f"the server speculates with K = {max(counts)}; it does not tell its method"
-            said.append((f"{what} and draft", "speculation.method"))
+            what = f"the server speculates with K = {max(counts)}, with an unknown method and draft"
+            said.append((what, "speculation.method"))
     version = _VERSION.search(text)
     given = Launch("vllm", Word("vllm", _PLACE), version=version[1] if version else "")
     given.words = argv_words(words)[1]
     for message, path in said:
-        help = "write what its command has, as keys of the profile"
-        given.unresolved.append(finding("SD105", message, Span(url, 1, path=path), help=help))
+        span, help_ = Span(url, 1, path=path), "write what its command has, as keys of the profile"
+        given.unresolved.append(finding("SD105", message, span, help=help_))
     return with_settings(given, folder=Path.cwd())
 
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.cli.app import _run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 Told = Callable[..., tuple[str, str]]
 

@@ -11,15 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from openai_server import Script, serving
 
 from specserve.cli.app import _run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from openai_server import Script, serving
 
 Ask = Callable[..., tuple[int, str, str]]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from bench_result import example
 
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
@@ -13,9 +13,6 @@ from specserve.measure.bench.passes import create
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench
 from specserve.report.bench import rendered
 from tests.cli.test_watch import detached
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from bench_result import example
 
 ROOT = Path(__file__).resolve().parents[2]
 Captured = pytest.CaptureFixture[str]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from hostile_server import hostile
 
 from specserve.cli.app import _run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hostile_server import hostile
 
 Captured = pytest.CaptureFixture[str]
 MOST_RSS_KB = 300 * 1024

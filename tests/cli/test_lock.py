@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.cli.app import _run
 from specserve.models.facts import Tensor
 from specserve.models.lock import read_lock
 from tests.models.tiny import CONFIG, safetensors, write_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 Captured = pytest.CaptureFixture[str]
 TEXT = """

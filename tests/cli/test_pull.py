@@ -11,15 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.cli.app import _run
 from specserve.models.hub import hub_cache, read_model
 from specserve.plan.locking import lock_of, offline_problems
 from specserve.profile.load import load_profile
 from tests.models.tiny import safetensors, write_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 Captured = pytest.CaptureFixture[str]
 TEXT = """

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import served
+from model_server import CLOCK, Model, serving
 
 from specserve.cli.commands import run
 from specserve.errors import SpecserveError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from loopback import served
-from model_server import CLOCK, Model, serving
 
 QUICK = ("--temperature", "0")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metrics_server import Script
+from metrics_server import Script, Traffic, serving
 
 from specserve.cli.app import _run as run
 from specserve.hardware.host import free_port
@@ -23,9 +23,6 @@ from specserve.serve import records
 from specserve.serve.files import identity
 from specserve.serve.records import Record
 from tests.cli.conftest import Told
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Traffic, serving
 
 Write = Callable[..., Path]
 

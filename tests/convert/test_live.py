@@ -20,6 +20,10 @@ from specserve.cli.app import _run
 
 KEY = "sk-1234567890123456"
 METRICS = (Path(__file__).parents[1] / "data" / "metrics" / "demo-after.txt").read_text()
+CACHE = (
+    'vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="False",engine="0",'
+    'gpu_memory_utilization="0.8",mamba_cache_dtype="auto",num_gpu_blocks_override="None"} 1.0\n'
+)
 MODELS = [
     {"id": "qwen", "root": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 8192, "parent": None},
     {"id": "sql", "root": "/srv/sql", "owned_by": "vllm", "parent": "qwen"},
@@ -103,11 +107,13 @@ def test_another_users_process_is_a_plain_error(
     assert f"process {pid} is another user's" in capsys.readouterr().err
 
 
-def test_a_server_tells_its_model_and_k_and_the_rest_is_open(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_tells_its_model_k_and_cache_and_the_rest_is_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     answers = {
         "/v1/models": json.dumps({"data": MODELS}),
         "/version": '{"version": "0.32.0"}',
-        "/metrics": METRICS,
+        "/metrics": METRICS + CACHE,
     }
     keys: list[str | None] = []
     with served(Answers, answers=answers, keys=keys) as url:
@@ -117,12 +123,17 @@ def test_a_server_tells_its_model_and_k_and_the_rest_is_open(capsys: pytest.Capt
         "vllm": ">=0.32,<0.33",
         "target": {"model": "Qwen/Qwen3-8B", "max_model_len": 8192},
         "speculation": {"num_speculative_tokens": 4},
-        "engine": {"enable_lora": True},
+        "engine": {
+            "enable_lora": True,
+            "enable_prefix_caching": False,
+            "gpu_memory_utilization": 0.8,
+            "kv_cache_dtype": "fp8",
+        },
         "frontend": {"lora_modules": ["sql=/srv/sql"]},
         "server": {"host": "127.0.0.1", "port": int(url.rpartition(":")[2]), "served_model_name": "qwen"},
     }
-    assert "the server speculates with K = 4; it does not tell its method and draft" in err
-    assert "does not tell `tensor_parallel_size`, `quantization`, `kv_cache_dtype`, `max_num_seqs`" in err
+    assert "the server speculates with K = 4, with an unknown method and draft" in err
+    assert "does not tell `tensor_parallel_size`, `quantization` and much more" in err
     assert set(keys) == {None}
 
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.deploy.deployment import staging
 from specserve.plan.locking import ModelUse
 from tests.deploy.conftest import ROOT, files_of, made_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 FILES = {
     "config.json": b"{}",

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hub_server import HubServer
 
 from specserve.serve.client import is_healthy
 from tests.engine.server import ROOT, START_LIMIT_S, Server, unstarted
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 HUB_TARGET, HUB_DRAFT = "org/target", "org/draft"
 FROM_HUB = {"target": {"model": HUB_TARGET}, "speculation": {"model": HUB_DRAFT}}

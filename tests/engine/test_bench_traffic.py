@@ -19,14 +19,12 @@ from typing import Any
 
 import psutil
 import pytest
+from openai_server import Script, serving
 
 from specserve.measure.bench.passes import Request
 from specserve.measure.bench.result import Result, from_json
 from specserve.measure.servers import LoadGenerator
 from specserve.measure.verdict import PAYS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from openai_server import Script, serving
 
 pytestmark = pytest.mark.engine
 BENCH = [sys.executable, "-m", "specserve", "bench"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
@@ -14,9 +14,6 @@ from specserve.measure.drafts import add_alternatives, find_drafts
 from specserve.models.drafts import Source, catalogue
 from specserve.profile.load import load_profile
 from tests.models.tiny import CONFIG, write_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

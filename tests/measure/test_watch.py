@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from metrics_server import Script, Traffic
 
 from specserve.errors import TrafficError
 from specserve.measure import watch as module
@@ -42,9 +42,6 @@ from specserve.measure.watch import (
 )
 from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics, read
 from specserve.profile.schema import Profile
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic
 
 DATA = Path(__file__).parents[1] / "data" / "metrics"
 DEMO = EngineName("demo", "0")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from metrics_server import Traffic
 
 from specserve.errors import FactError
 from specserve.metrics import (
@@ -21,9 +21,6 @@ from specserve.metrics import (
     since_by_engine,
     total_acceptance,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Traffic
 
 
 @st.composite

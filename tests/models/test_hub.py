@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from specserve.errors import FactError
 from specserve.models.hub import hub_cache, read_model
 from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 COMMIT = "1" * 40
 

@@ -9,10 +9,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_result import example
 
 from specserve.measure.bench.passes import Progress
 from specserve.measure.bench.result import LengthPart, Point, Result
@@ -22,9 +22,6 @@ from specserve.measure.tune.run import TuneResult, remark
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Kept, Verdict
 from specserve.report.bench import BenchView, rendered, tune_document
 from tests.report.conftest import Terminal
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from bench_result import example
 
 Golden = Callable[[str, str], None]
 VOID = {"meta", "br", "line", "rect", "circle", "polygon", "polyline"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai_server import Script, serving
 
 from specserve.cli.app import _run as run
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
@@ -28,9 +28,6 @@ from specserve.serve import events, records
 from specserve.serve.client import shown
 from specserve.serve.files import private
 from specserve.serve.records import Record, Seen
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from openai_server import Script, serving
 
 Captured = pytest.CaptureFixture[str]
 ORDERS = "\x1b[2J\x1b]0;t\x07\x9b31m\x90\x08\x7f\r\u202egnp\u2066\u2028\u200f\u061c"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,6 @@ from specserve.serve import records
 from specserve.serve.files import identity, private
 from specserve.serve.logs import LogTail
 from specserve.serve.records import Record, to_json
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 Captured = pytest.CaptureFixture[str]
 HUGE = 100 << 20

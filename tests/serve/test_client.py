@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
+from openai_server import Script, serving
 
 from specserve.errors import TrafficError, UsageError
 from specserve.metrics import Acceptance
 from specserve.serve.client import Answer, Client, endpoint
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from openai_server import Script, serving
 
 
 def ask(script: Script, *, api_key_env: str | None = None, **params: float) -> Answer:

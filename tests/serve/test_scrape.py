@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
+from metrics_server import Script, Traffic, serving
 
 from specserve.errors import TrafficError
 from specserve.hardware.host import free_port
 from specserve.serve import client
 from specserve.serve.client import MOST_BYTES, fetch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, serving
 
 
 def scrape(url: str, *, timeout_s: float = 5.0) -> str:

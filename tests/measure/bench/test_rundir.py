@@ -4,11 +4,11 @@ import dataclasses
 import json
 import math
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_result import example
 
 from specserve.errors import FactError, UsageError
 from specserve.measure.bench.passes import PASSES, create, read_passes, resume
@@ -17,9 +17,6 @@ from specserve.measure.verdict import Estimate
 from specserve.metrics import Acceptance
 from specserve.report.bench import rendered
 from tests.measure.bench.making import made, request
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from bench_result import example
 
 
 def test_what_was_written_is_read_back_and_nobody_else_may_read_it(tmp_path: Path) -> None:

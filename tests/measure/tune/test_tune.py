@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tune_world import World, affine, prompts, stand_in
 
 from specserve.cli.app import _run
 from specserve.profile.load import load_profile
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_world import World, affine, prompts, stand_in
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
