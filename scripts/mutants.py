@@ -102,6 +102,8 @@ def copy_of(name: str) -> Path:
     shutil.rmtree(copy, ignore_errors=True)
     leave_out = shutil.ignore_patterns(".git", ".venv", "build", ".*_cache", "wide")
     shutil.copytree(ROOT, copy, ignore=leave_out, symlinks=True)
+    for big in (".venv", "demo/wide"):
+        (copy / big).symlink_to(ROOT / big)
     return copy
 
 
