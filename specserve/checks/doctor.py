@@ -19,7 +19,7 @@ from typing import Literal
 from specserve.errors import gib
 from specserve.hardware.accelerators import Accelerator, gpus, selected
 from specserve.models.hub import hub_cache, is_offline
-from specserve.plan.host import PLUGIN, Host, this_host
+from specserve.plan.launch import PLUGIN, Host, this_host
 from specserve.plan.launchplan import LaunchPlan
 from specserve.vllm.versions import Installed, installed, known_versions, table
 

@@ -14,7 +14,7 @@ from specserve.profile.schema import Profile
 from specserve.vllm.versions import installed_vllm
 
 if TYPE_CHECKING:
-    from specserve.plan.host import Host
+    from specserve.plan.launch import Host
     from specserve.plan.launchplan import LaunchPlan
 
 _UNHEARD = Notices()

@@ -19,7 +19,7 @@ COMMAND_GROUPS: Mapping[str, str] = {
 }
 _SHARED_FILES: Mapping[str, str] = {
     "check": "lint check",
-    "plan": "plan diff",
+    "plan": "plan diff render",
     "models": "drafts lock pull distill",
     "reference": "rules schema doctor",
     "ask": "ask generate",

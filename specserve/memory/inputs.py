@@ -8,7 +8,7 @@ from typing import Any
 from specserve.hardware.accelerators import Machine
 from specserve.models.config import prediction_layers, text_config
 from specserve.models.facts import ModelFacts
-from specserve.plan.host import default_kv_bytes, kv_cache_bytes
+from specserve.plan.launch import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.limits import (

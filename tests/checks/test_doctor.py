@@ -15,8 +15,7 @@ import pytest
 
 from specserve.checks.doctor import CHECKS, Here, Line, examine, lacks_compiler, this
 from specserve.hardware.accelerators import Accelerator
-from specserve.plan.host import PLUGIN, Host
-from specserve.plan.launch import launch
+from specserve.plan.launch import PLUGIN, Host, launch
 from specserve.profile.load import load_profile
 from specserve.vllm.versions import Installed, newest
 

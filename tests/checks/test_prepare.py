@@ -12,8 +12,7 @@ import pytest
 from specserve.checks.prepare import check_launch, prepare
 from specserve.errors import FactError, ProfileError
 from specserve.plan import launch
-from specserve.plan.host import Host
-from specserve.plan.launch import LaunchOptions
+from specserve.plan.launch import Host, LaunchOptions
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices, failure
 from specserve.vllm import versions

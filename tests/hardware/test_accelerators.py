@@ -210,7 +210,7 @@ def test_capacity_is_what_the_kernel_or_a_control_group_grants(
 
 
 def test_no_plan_depends_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specserve.plan.host import default_kv_bytes, this_host
+    from specserve.plan.launch import default_kv_bytes, this_host
 
     monkeypatch.setattr("specserve.hardware.host.memory_limits", lambda root: [])
     seen = set()

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from specserve.plan.host import PLUGIN, Host, for_cpu, kv_cache_bytes, this_host
-from specserve.plan.launch import launch
+from specserve.plan.launch import PLUGIN, Host, for_cpu, kv_cache_bytes, launch, this_host
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import table
 

@@ -18,7 +18,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.result import Point, VariantInfo
 from specserve.measure.values import numbers, seconds, whole_numbers
 from specserve.measure.workloads import load, name_of
-from specserve.plan.host import kv_cache_bytes
+from specserve.plan.launch import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
 
 if TYPE_CHECKING:
