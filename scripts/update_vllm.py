@@ -27,8 +27,7 @@ from specserve.checks.oracle import vllm_in
 from specserve.errors import SpecserveError
 from specserve.profile.validate import EVERY_KEY
 from specserve.vllm import facts
-from specserve.vllm.arguments import ARGUMENTS, KEYS
-from specserve.vllm.facts import minor
+from specserve.vllm.facts import ARGUMENTS, KEYS, minor
 from specserve.vllm.versions import known_versions
 
 ROOT = Path(__file__).resolve().parents[1]

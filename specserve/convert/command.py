@@ -30,7 +30,8 @@ from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
 from specserve.profile.tree import Node, ordered
 from specserve.profile.validate import read_profile
-from specserve.vllm.arguments import ARGUMENTS, VllmTable
+from specserve.vllm.arguments import VllmTable
+from specserve.vllm.facts import ARGUMENTS
 from specserve.vllm.speculation import METHODS, retyped
 from specserve.vllm.versions import newest, newest_in, table
 

@@ -11,15 +11,8 @@ from specserve.convert.launch import Launch
 from specserve.convert.words import Note, unresolved
 from specserve.profile.tree import Node, meaning
 from specserve.sglang import options as sglang
-from specserve.vllm.arguments import (
-    ARGUMENTS,
-    KEYS,
-    VARIABLES,
-    Argument,
-    Replacement,
-    VllmTable,
-    flag_of,
-)
+from specserve.vllm.arguments import Argument, VllmTable, flag_of
+from specserve.vllm.facts import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}

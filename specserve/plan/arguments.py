@@ -75,7 +75,7 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
 
 def _guess(section: str, name: str, table: VllmTable, of: int) -> str | None:
     """What the author of an unknown argument, of so many, may have meant."""
-    from specserve.vllm.arguments import ARGUMENTS
+    from specserve.vllm.facts import ARGUMENTS
 
     known = {**table.engine, **table.frontend}
     if name in known:

@@ -23,7 +23,8 @@ from typing import Any
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
 from specserve.profile.schema import Profile, Speculation, Target, defaults_of, fingerprint
-from specserve.vllm.arguments import Argument, Replacement, flag_of, python_value
+from specserve.vllm.arguments import Argument, flag_of, python_value
+from specserve.vllm.facts import Replacement
 from specserve.vllm.speculation import METHODS
 
 

@@ -1,4 +1,4 @@
-"""What one vLLM version accepts, as data: how a value is passed, what is refused and replaced."""
+"""What one vLLM version accepts, as data; how a value is passed to it, and what it would refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from specserve.errors import did_you_mean, quoted
@@ -48,25 +47,6 @@ class Argument(NamedTuple):
     """The keys of a mapping, inner ones dotted; empty where vLLM admits any, or does not say."""
     known: tuple[str, ...] = ()
     """The values that vLLM brings, where a plug-in may bring others."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replacement:
-    """What became of an argument, a key or a variable."""
-
-    why: str = ""
-    now: str | None = None
-    """Its dotted place in a profile; None if nothing took its place."""
-    values: Mapping[str, Any] | None = None
-    """The value of today by the earlier one as JSON, `*` for any other; None: the same ones."""
-    also: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What has to be set beside it, by dotted place."""
-
-
-_DATA = json.loads(Path(__file__).with_name("replacements.json").read_text(encoding="utf-8"))
-ARGUMENTS, KEYS, VARIABLES = (  # keys of a mapping are dotted
-    {key: Replacement(**item) for key, item in _DATA[part].items()} for part in _DATA
-)
 
 
 class VllmTable(NamedTuple):

@@ -1,4 +1,4 @@
-"""What holds in which vLLM: facts, tables, its models, and combinations that fail.
+"""What holds in which vLLM: facts, tables, its models, what fails together, what was replaced.
 
 A fact is a value by the first minor that has it, oldest first. In the tables an item of a section
 may say `since` (the first minor that has it), `until` (the first that no longer does) and `changed`
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -183,3 +184,22 @@ def features(method: str | None = None) -> tuple[Feature, ...]:
     return tuple(
         Feature(**{**row, "methods": tuple(row.get("methods", ()))}) for row in json.loads(text)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What became of an argument, a key or a variable."""
+
+    why: str = ""
+    now: str | None = None
+    """Its dotted place in a profile; None if nothing took its place."""
+    values: Mapping[str, Any] | None = None
+    """The value of today by the earlier one as JSON, `*` for any other; None: the same ones."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What has to be set beside it, by dotted place."""
+
+
+_DATA = json.loads((FOLDER / "replacements.json").read_text(encoding="utf-8"))
+ARGUMENTS, KEYS, VARIABLES = (  # keys of a mapping are dotted
+    {key: Replacement(**item) for key, item in _DATA[part].items()} for part in _DATA
+)

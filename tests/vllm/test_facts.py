@@ -10,8 +10,7 @@ from quotes import Quote, is_shown, quotes
 from specserve.profile.schema import Target, defaults_of
 from specserve.sglang.options import OPTIONS
 from specserve.vllm import facts
-from specserve.vllm.arguments import ARGUMENTS, KEYS, VARIABLES, Replacement
-from specserve.vllm.facts import SHOWN, at, minor
+from specserve.vllm.facts import ARGUMENTS, KEYS, SHOWN, VARIABLES, Replacement, at, minor
 from specserve.vllm.versions import installed, known_versions, table
 
 
