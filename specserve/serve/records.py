@@ -71,8 +71,9 @@ class Record:
         """Whether any process of vLLM runs; the id of a dead first one stays its session's."""
         if self.leader is None:
             return False
-        start = identity(self.leader[0])[1]
-        return start == self.leader[1] if start else bool(session(self.leader[0]))
+        if start := identity(self.leader[0])[1]:
+            return start == self.leader[1]
+        return self.started_at_s > psutil.boot_time() and bool(session(self.leader[0]))
 
     @property
     def is_sound(self) -> bool:
