@@ -331,8 +331,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     A SIGHUP that is ignored (`nohup`) stays ignored.
     """
     with StopRequest() as stop:
-        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = _SIGNALS[:-1] if is_nohup else _SIGNALS
+        numbers = _SIGNALS[: 2 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else 3]
         before = {number: signal.signal(number, stop.request) for number in numbers}
         try:
             yield stop
