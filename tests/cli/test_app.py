@@ -70,7 +70,6 @@ def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, argumen
         (["lint", "demo/draft"], "hint: a profile is a *.yaml or *.yml with a top-level `target` or"),
         (["lint", "--format", "xml", DEMO], "xml"),
         (["plan", DEMO, "--vllm", "nightly"], "vLLM nightly is not among the versions"),
-        (["plan", DEMO, "--alternative", "nope"], "has no alternative `nope`"),
         (["plan", DEMO, "--set", "nonsense"], "`--set` takes `key.path=value`"),
         (["plan", "configs"], "is not a valid profile"),
     ],

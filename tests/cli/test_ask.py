@@ -99,19 +99,6 @@ def test_json_is_one_object_for_scripts(ask: Ask) -> None:
     }
 
 
-ATTACK = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\r"
-
-
-@pytest.mark.parametrize("pieces", [(ATTACK,), tuple(ATTACK)], ids=["whole", "split across chunks"])
-def test_a_server_cannot_order_the_terminal_about(ask: Ask, pieces: tuple[str, ...]) -> None:
-    with serving(Script(pieces=pieces, reasoning=pieces)) as url:
-        code, *streams = ask("hi", "--server", url)
-    assert code == 0
-    for stream in streams:
-        assert "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x202eabc\\x0d\n" in stream
-        assert not set(stream) & set("\x1b\x07\x9b\u202e\r")
-
-
 def test_text_that_the_terminal_cannot_show_is_replaced() -> None:
     with serving(Script(pieces=("\ud83d", "ü→"))) as url:
         command = [sys.executable, "-m", "specserve", "ask", "hi", "--server", url]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.run import lint_text
@@ -191,14 +191,12 @@ def no_traceback(text: str, *, name: str) -> None:
         assert error.message
 
 
-@settings(deadline=None)
 @given(TEXT)
 def test_any_shell_text_gives_a_profile_or_a_clear_error(text: str) -> None:
     no_traceback(text, name="x.sh")
     no_traceback(f"vllm serve org/m {text}", name="x.sh")
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([*"(){}[],=:*-+.\n 1x", "LLM(", "model=", "'m'", "speculative_config", "**"]))
 )
@@ -208,7 +206,6 @@ def test_any_python_text_gives_a_profile_or_a_clear_error(parts: list[str]) -> N
     no_traceback(f"LLM('org/m', {text})", name="x.py")
 
 
-@settings(deadline=None)
 @given(st.lists(WORD, max_size=12))
 def test_any_command_gives_a_profile_findings_or_a_clear_error(words: list[str]) -> None:
     for start in ([], ["vllm", "serve", "org/m"], ["python", "-m", "sglang.launch_server"]):

@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import default_name, start
-from specserve.errors import ProfileError, UsageError
+from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.profile.load import load_profile
-from specserve.report.findings import StderrNotices
 from specserve.serve import records
 from specserve.serve.client import is_healthy
 from specserve.serve.files import identity
@@ -150,35 +147,6 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
     assert run(["down", "demo"]) == 0
     assert "demo: had ended by itself: vLLM was killed by SIGKILL" in capsys.readouterr().err
     assert servers(capsys) == []
-
-
-@pytest.mark.parametrize(
-    ("server", "refused"),
-    [
-        ("{host: 0.0.0.0}", True),
-        ("{host: '::'}", True),
-        ("{host: 192.168.1.5}", True),
-        ("{host: 0.0.0.0, api_key_env: K}", False),
-        ("{host: 127.0.0.1}", False),
-        ("{host: '::1'}", False),
-    ],
-)
-def test_a_server_for_everybody_is_refused_unless_that_is_said(
-    tmp_path: Path, server: str, refused: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text(f"target: {{model: m}}\nserver: {server}\n")
-    profile = load_profile(file)
-    if refused:
-        with pytest.raises(ProfileError, match="without an API key") as caught:
-            refuse_exposed(profile, insecure=False, notices=StderrNotices())
-        assert caught.value.hint is not None
-        assert "/metrics" in caught.value.hint and "`--insecure`" in caught.value.hint
-    else:
-        refuse_exposed(profile, insecure=False, notices=StderrNotices())
-    capsys.readouterr()
-    refuse_exposed(profile, insecure=True, notices=StderrNotices())
-    assert bool(capsys.readouterr().err) == refused
 
 
 def test_variants_of_a_profile_have_names_of_their_own() -> None:

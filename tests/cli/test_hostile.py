@@ -25,9 +25,9 @@ def arguments(command: str, url: str) -> list[str]:
 
 ABOUT = {
     "endless": "is larger than",
-    "endless chunks": "is larger than",
+    "endless chunks": "is larger than 16 MiB",
     "gzip": "is compressed",
-    "error": "is larger than",
+    "error": "is larger than 16 MiB",
     "drip": "does not end",
 }
 

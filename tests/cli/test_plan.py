@@ -33,11 +33,6 @@ def test_the_launch_is_data_and_what_is_added_is_talk(write: Write, capsys: Capt
     assert stderr.startswith("# for vLLM 0.33 (cuda)\n# added --host: ")
 
 
-def test_json_names_the_variable_of_a_key(write: Write, capsys: Captured) -> None:
-    stdout, stderr = planned(capsys, write(TEXT), "--vllm", "0.33", "--format", "json")
-    assert stderr == "" and json.loads(stdout)["env"] == {"VLLM_API_KEY": {"from_env": "MY_KEY"}}
-
-
 def test_alternatives_and_overrides_change_the_plan(write: Write, capsys: Captured) -> None:
     file = write(TEXT)
     assert (

@@ -61,14 +61,6 @@ def test_a_stale_folder_fails_in_ci_and_says_how_to_cure_it(tmp_path: Path, caps
     assert capsys.readouterr().out == f"missing: {tmp_path / 'llama70b-8b.service'}\n"
 
 
-def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "compose.yaml").write_text("services: {}\n")
-    with pytest.raises(UsageError, match=r"compose\.yaml` was not written by specserve"):
-        render(DEMO, "--to", "compose", "-o", str(tmp_path))
-    assert [file.name for file in tmp_path.iterdir()] == ["compose.yaml"]
-    assert (tmp_path / "compose.yaml").read_text() == "services: {}\n"
-
-
 def test_a_profile_with_an_error_is_not_rendered(tmp_path: Path) -> None:
     bad = ["--set", "speculation.draft_tensor_parallel_size=3"]
     with pytest.raises(ProfileError):

@@ -1,15 +1,14 @@
-"""A server whose /metrics a test scripts: counters that it moves by hand, and every way not to answer."""
+"""A server whose /metrics a test scripts: counters that it moves by hand, and some ways not to answer."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
-from loopback import Loopback
+from loopback import served
 
 
 @dataclass
@@ -72,7 +71,7 @@ class Script:
     extra: str = ""
     status: int = 200
     fault: str | None = None
-    """`endless`, `huge`, `drip` (headers), `trickle` (body), `cut`, `gzip`, `silent`, `rubbish`, `elsewhere`."""
+    """`cut`, `silent` or `rubbish`."""
     good_answers: int = 0
     """Before the fault."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -99,58 +98,17 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(30)
         elif fault == "rubbish":
             self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-        elif fault == "drip":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-            self._forever(b"X")
-        elif fault in {"endless", "trickle", "huge"}:
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
-            self.wfile.write(b"Content-Length: 1000000000\r\n\r\n" if fault == "huge" else b"\r\n")
-            if fault == "trickle":
-                self._forever(b"#")
-            while True:
-                self.wfile.write(b'vllm:generation_tokens_total{engine="0"} 1\n' * 1000)
-        elif fault == "elsewhere":
-            self.send_response(302)
-            self.send_header("Location", "http://127.0.0.1:1/metrics")
-            self.end_headers()
         else:
-            self._text(fault)
+            self._text(is_cut=fault == "cut")
 
-    def _text(self, fault: str | None) -> None:
+    def _text(self, *, is_cut: bool) -> None:
         body = self.script.text.encode()
         self.send_response(self.script.status)
-        self.send_header("Content-Length", str(len(body) + (10 if fault == "cut" else 0)))
-        if fault == "gzip":
-            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body) + (10 if is_cut else 0)))
         self.end_headers()
         self.wfile.write(body)
 
-    def _forever(self, byte: bytes) -> None:
-        while True:
-            self.wfile.write(byte)
-            self.wfile.flush()
-            time.sleep(0.02)
 
-
-@contextmanager
-def serving(script: Script, *, port: int = 0) -> Iterator[str]:
+def serving(script: Script) -> AbstractContextManager[str]:
     """The URL at which it answers."""
-    handler = type("Handler", (_Handler,), {"script": script})
-    with _listening(port, handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-
-
-def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> Loopback:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return Loopback(("127.0.0.1", port), handler)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    return served(_Handler, script=script)

@@ -192,8 +192,4 @@ def test_a_host_is_a_name_or_an_address_and_nothing_else(host: str, tmp_path: Pa
 def test_the_name_of_a_detached_server_is_one_whatever_its_variant_is_called(
     name: str, variant: str | None
 ) -> None:
-    plan = LaunchPlan(
-        name=name, fingerprint="0", vllm="0.32", platform="cpu", argv=("vllm",), env={}, engine_kwargs={}, host="h",
-        port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
-    )  # fmt: skip
-    assert NAME.fullmatch(default_name(plan.name, variant=variant))
+    assert NAME.fullmatch(default_name(name, variant=variant))

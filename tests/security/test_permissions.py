@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, LaunchError
-from specserve.files import open_regular
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import files, records
-from specserve.serve.files import append_own, private, read_own
+from specserve.serve.files import private
 from specserve.serve.process import Child
 from specserve.serve.records import Record
 
@@ -85,17 +83,6 @@ def test_a_link_in_the_place_of_a_folder_is_no_way_out_of_the_state(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_a_servers_folder_is_cleared_and_what_it_leads_to_stays(
-    state: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "thesis").write_text("x")
-    private(state / "servers")
-    (state / "servers" / "demo.json").symlink_to(tmp_path / "data")
-    records.remove("demo")
-    assert records.names() == [] and (tmp_path / "data" / "thesis").read_text() == "x"
-
-
 def test_a_link_in_the_place_of_the_state_is_neither_read_nor_written_through(
     state: Path, tmp_path: Path
 ) -> None:
@@ -130,25 +117,6 @@ def test_a_log_that_is_no_plain_file_is_not_written(
     with pytest.raises(LaunchError, match="cannot write the log"):
         start(log_path=log)
     assert other.read_text() == "x" and records.names() == []
-
-
-@pytest.mark.parametrize("make", ["pipe", "device", "folder", "socket"])
-def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_path: Path) -> None:
-    path = Path("/dev/zero") if make == "device" else tmp_path / "x"
-    with socket.socket(socket.AF_UNIX) as server:
-        made: dict[str, Callable[[str], object]] = {
-            "pipe": os.mkfifo,
-            "folder": os.mkdir,
-            "socket": server.bind,
-        }
-        made.get(make, str)(str(path))
-    with pytest.raises(OSError):
-        open_regular(path).close()
-    with pytest.raises(OSError):
-        read_own(path, most_bytes=9)
-    if make != "device":
-        with pytest.raises(OSError):
-            os.close(append_own(path))
 
 
 def test_a_changed_state_cannot_make_us_remove_files_of_the_user(tmp_path: Path) -> None:

@@ -1,15 +1,24 @@
-"""Plans that start the stand-in server."""
+"""Plans that start the stand-in server, a state folder for each test, and what is left when a server is gone."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve import records
+from specserve.serve.process import StopRequest
+from specserve.serve.records import Record
+from specserve.serve.watcher import launch, stop_server
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 FakePlan = Callable[..., LaunchPlan]
@@ -45,3 +54,42 @@ def make_plan(
 def fake_plan() -> FakePlan:
     """The function that makes one."""
     return make_plan
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of state and logs."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def start(fake_plan: FakePlan, state: Path) -> Iterator[Callable[..., Record]]:
+    """Starts a detached stand-in server; what it started is ended with the test."""
+
+    def started(*arguments: str, name: str = "demo", log_path: Path | None = None, **more: object) -> Record:
+        log_path = log_path or state / "logs" / f"{name}.log"
+        return launch(fake_plan(*arguments, **more), name=name, profile="demo.yaml", log_path=log_path)
+
+    yield started
+    for name in records.names():
+        stop_now(name)
+
+
+def stop_now(name: str = "demo") -> None:
+    with StopRequest() as stop:
+        stop_server(name, stop=stop)
+
+
+def nothing_is_left(leader: int, url: str) -> bool:
+    """Whether no process of the session, no shared memory, and nobody at the port is left of a server."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", urlsplit(url).port))
+    ours = {f"psm_fake{leader}", f"psm_leak{leader}"}
+    assert [path for path in Path("/dev/shm").iterdir() if path.name in ours] == []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_there = process.status() != psutil.STATUS_ZOMBIE
+            assert not is_there or os.getsid(process.pid) != leader, process
+    return True

@@ -5,67 +5,31 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from specserve.errors import FactError, LaunchError
+from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import records
 from specserve.serve.client import is_healthy
-from specserve.serve.process import StopRequest, session
+from specserve.serve.process import session
 from specserve.serve.records import Record, Seen, observe, observe_all, only_server
-from specserve.serve.watcher import launch, stop_server
+from tests.serve.conftest import nothing_is_left, stop_now
 
 FakePlan = Callable[..., LaunchPlan]
 Start = Callable[..., Record]
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def start(fake_plan: FakePlan, state: Path) -> Iterator[Start]:
-    """Starts a detached stand-in server; what it started is ended with the test."""
-
-    def started(*arguments: str, name: str = "demo", **more: object) -> Record:
-        return launch(
-            fake_plan(*arguments, **more),
-            name=name,
-            profile="demo.yaml",
-            log_path=state / "logs" / f"{name}.log",
-        )
-
-    yield started
-    for name in records.names():
-        stop_now(name)
-
-
-def stop_now(name: str = "demo") -> None:
-    with StopRequest() as stop:
-        stop_server(name, stop=stop)
-
-
-def nothing_is_left(record: Record) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", urlsplit(record.url).port))
+def is_gone(record: Record) -> bool:
     assert record.leader is not None
-    ours = {f"psm_fake{record.leader[0]}", f"psm_leak{record.leader[0]}"}
-    shared = [path for path in Path("/dev/shm").iterdir() if path.name in ours]
-    assert (session(record.leader[0]), shared) == ([], [])
-    return True
+    return nothing_is_left(record.leader[0], record.url)
 
 
 def wait_for(name: str, state: str) -> Seen:
@@ -91,7 +55,7 @@ def test_a_server_is_left_running_its_lost_state_written_again_and_it_is_stopped
         damage()
         assert wait_for("demo", "ready").record == record
     stop_now()
-    assert nothing_is_left(record)
+    assert is_gone(record)
     assert list(observe_all()) == []
 
 
@@ -112,7 +76,7 @@ def test_a_death_is_told_with_its_cause_and_the_name_can_be_used_again(start: St
     assert first.leader is not None
     os.kill(first.leader[0], signal.SIGKILL)
     assert "was killed by SIGKILL" in wait_for("demo", "dead").detail
-    assert nothing_is_left(first)
+    assert is_gone(first)
     second = start()
     assert second.watcher != first.watcher
     assert wait_for("demo", "ready").record == second
@@ -129,7 +93,7 @@ def test_a_server_ends_with_the_process_that_watches_it(start: Start) -> None:
     record = start()
     os.kill(record.watcher[0], signal.SIGKILL)
     assert "how it ended is not known" in wait_for("demo", "dead").detail
-    assert nothing_is_left(record)
+    assert is_gone(record)
 
 
 def test_both_processes_may_be_killed_and_the_next_command_tidies_up(start: Start) -> None:
@@ -139,7 +103,7 @@ def test_both_processes_may_be_killed_and_the_next_command_tidies_up(start: Star
     os.kill(record.watcher[0], signal.SIGKILL)
     os.kill(record.leader[0], signal.SIGKILL)
     assert "how it ended is not known" in wait_for("demo", "dead").detail
-    assert nothing_is_left(record)
+    assert is_gone(record)
 
 
 @pytest.mark.parametrize("fault", ["ignore-sigterm", "orphan"])
@@ -158,22 +122,8 @@ def test_a_server_without_its_watcher_that_does_not_end_is_killed_after_its_time
     if not is_guarded:
         assert "was killed" in wait_for("demo", "stopping").detail
     stop_now()
-    assert nothing_is_left(record)
+    assert is_gone(record)
     assert observe("demo") is None
-
-
-def test_a_log_that_cannot_be_written_ends_the_start(start: Start, state: Path) -> None:
-    (state / "logs" / "demo.log").mkdir(parents=True)
-    with pytest.raises(LaunchError, match=r"cannot write the log `.*demo.log`: Is a directory"):
-        start()
-    assert observe("demo") is None
-
-
-def test_a_state_that_cannot_be_written_starts_nothing(start: Start, state: Path) -> None:
-    state.mkdir()
-    (state / "servers").write_text("a file")
-    with pytest.raises(FactError, match="cannot be written"):
-        start()
 
 
 LAUNCHER = """
@@ -218,7 +168,7 @@ def test_a_server_whose_launcher_was_killed_becomes_ready_all_the_same(
         and record.traces
     )
     stop_now()
-    assert nothing_is_left(record)
+    assert is_gone(record)
 
 
 def test_a_server_that_starts_can_be_stopped_by_another_command(fake_plan: FakePlan, state: Path) -> None:
@@ -227,7 +177,7 @@ def test_a_server_that_starts_can_be_stopped_by_another_command(fake_plan: FakeP
         stop_now()
         assert process.stderr is not None
         assert b"SIGTERM came before the server was ready" in process.stderr.read()
-    assert nothing_is_left(record)
+    assert is_gone(record)
     assert observe("demo") is None
 
 
@@ -238,5 +188,5 @@ def test_two_commands_that_stop_the_same_server_both_end_well(start: Start) -> N
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert nothing_is_left(record)
+    assert is_gone(record)
     assert observe("demo") is None

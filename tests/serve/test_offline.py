@@ -30,8 +30,7 @@ kwargs = next(inbox)["engine_kwargs"]
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+def few_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.errors import UsageError
 from specserve.serve import records
 from specserve.serve.records import Record, from_json, to_json
 
@@ -66,14 +64,7 @@ def test_a_record_of_other_types_is_refused_since_signals_go_to_what_it_names(ke
     assert from_json(json.dumps(content)) is None
 
 
-@pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
-def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is not a valid server name"):
-        records.path_of(name)
-
-
-def test_a_server_of_an_earlier_boot_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+def test_a_server_of_an_earlier_boot_is_dead() -> None:
     records.write(RECORD)
     seen = records.observe("demo")
     assert seen is not None and (seen.state, seen.detail.partition(":")[0]) == (
@@ -82,9 +73,6 @@ def test_a_server_of_an_earlier_boot_is_dead(tmp_path: Path, monkeypatch: pytest
     )
 
 
-def test_a_record_that_was_cleared_meanwhile_is_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+def test_a_record_that_was_cleared_meanwhile_is_not_written_again() -> None:
     assert records.settled(RECORD).end
     assert records.names() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from specserve.serve.client import is_healthy
 from specserve.serve.events import Phase
 from specserve.serve.process import Child, StopRequest, stop_on_signals
 from specserve.serve.server import RunningServer, running
+from tests.serve.conftest import nothing_is_left
 
 FakePlan = Callable[..., LaunchPlan]
 ALL_PHASES = [Phase.ENGINE, Phase.WEIGHTS, Phase.KV_CACHE, Phase.API]
@@ -56,22 +56,6 @@ class Watched:
         return event.pid
 
 
-def nothing_is_left(session: int, plan: LaunchPlan) -> bool:
-    alive = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-        except (psutil.Error, OSError):
-            continue
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((plan.host, plan.port))
-    ours = {f"psm_fake{session}", f"psm_leak{session}"}
-    shared = [path for path in Path("/dev/shm").iterdir() if path.name in ours]
-    return not alive and not shared
-
-
 @pytest.fixture
 def watched() -> Watched:
     return Watched()
@@ -95,7 +79,7 @@ def test_a_server_is_handed_over_when_it_answers_200_and_is_gone_afterwards(
         assert "s3cret" not in " ".join(psutil.Process(server.child.pid).cmdline())
     assert watched.phases == ALL_PHASES
     assert not watched.stopped.killed
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
@@ -113,7 +97,7 @@ def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
     assert error.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
     assert error.log_path == str(tmp_path / "server.log")
     assert error.hint is not None and "gpu_memory_utilization" in error.hint
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_program_that_does_not_exist_is_an_error_with_a_way_out(
@@ -146,7 +130,7 @@ def test_a_server_that_stands_still_is_given_up_and_stopped(
     ):
         pytest.fail("it never became ready")
     assert caught.value.hint is not None and "stall_timeout_s" in caught.value.hint
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is_an_interruption(
@@ -171,7 +155,7 @@ def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is
             pytest.fail("it never became ready")
     assert caught.value.exit_code == 130
     assert watched.of(events.Stopping) == [events.Stopping("SIGINT", 5.0)]
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
@@ -183,7 +167,7 @@ def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
     assert watched.of(events.Stopping) == [events.Stopping("SIGTERM", 0.2)]
     assert watched.stopped.killed
     assert not Path(tempfile.gettempdir(), f"fake-{watched.session}").exists()
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_second_stop_kills_at_once(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
@@ -192,7 +176,7 @@ def test_a_second_stop_kills_at_once(fake_plan: FakePlan, watched: Watched, tmp_
         stop.request(signal.SIGINT)
         stop.request(signal.SIGINT)
     assert watched.stopped.killed
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_an_engine_process_that_outlives_the_first_one_is_killed(
@@ -203,7 +187,7 @@ def test_an_engine_process_that_outlives_the_first_one_is_killed(
     with running(plan, log_path=tmp_path / "server.log", on_event=watched):
         pass
     assert watched.stopped.killed
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def end(server: RunningServer) -> None:
@@ -221,7 +205,7 @@ def test_an_exit_that_nobody_asked_for_is_a_failure_even_with_code_0(
     ):
         end(server)
         server.wait()
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_killed_api_server_takes_its_engine_along(
@@ -235,7 +219,7 @@ def test_a_killed_api_server_takes_its_engine_along(
         end(server)
         server.wait()
     assert caught.value.exit_code == 2
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_terminal_that_went_away_and_an_error_of_the_user_do_not_keep_it_from_being_stopped(
@@ -248,7 +232,7 @@ def test_a_terminal_that_went_away_and_an_error_of_the_user_do_not_keep_it_from_
     plan = fake_plan()
     with pytest.raises(ZeroDivisionError), running(plan, log_path=tmp_path / "l", on_event=broken):
         raise ZeroDivisionError
-    assert nothing_is_left(watched.session, plan)
+    assert nothing_is_left(watched.session, plan.url)
 
 
 def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(

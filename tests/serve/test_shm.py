@@ -98,10 +98,3 @@ def test_the_folder_of_sockets_is_removed_once_nobody_has_it(
         process.kill()
     files.remove([path])
     assert not path.exists()
-
-
-def test_folders_links_and_what_is_gone_are_left_alone(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "target")
-    files.remove([tmp_path, link, tmp_path / "missing"])
-    assert link.is_symlink()
