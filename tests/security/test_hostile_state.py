@@ -75,7 +75,7 @@ def test_what_is_no_state_is_told_by_every_command_and_cleared_by_down(
     assert records.names() == []
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device", "100 MB"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device", "link to a folder", "100 MB"])
 def test_what_is_no_plain_file_or_too_large_is_neither_waited_for_nor_read_whole(
     kind: str, state: Path, capsys: Captured
 ) -> None:
@@ -86,6 +86,8 @@ def test_what_is_no_plain_file_or_too_large_is_neither_waited_for_nor_read_whole
         file.mkdir()
     elif kind == "link to a device":
         file.symlink_to("/dev/zero")
+    elif kind == "link to a folder":
+        file.symlink_to(state)
     else:
         with file.open("wb") as stream:
             stream.truncate(HUGE)
