@@ -105,17 +105,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert sorted(circles) == []
 
 
-def test_only_the_engine_child_prints() -> None:
-    found = [
-        f"{name(file)}:{node.lineno}"
-        for file in PACKAGE
-        if file.relative_to(ROOT).parts[1] != "engine"
-        for node in ast.walk(tree(file))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize("file", PACKAGE, ids=name)
 def test_every_module_says_what_it_is_for(file: Path) -> None:
     text = ast.get_docstring(tree(file))

@@ -94,13 +94,6 @@ def test_problems_of_the_file_itself_cannot_be_hidden(write: Write) -> None:
     assert codes(lint([str(write("target: {model: ./m}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
 
 
-def test_an_override_is_judged_like_what_it_overrides(write: Write) -> None:
-    file = str(write("target: {model: ./m}"))
-    (finding,) = lint([file], settings=["server.host=0.0.0.0"]).findings
-    assert finding.code == "SD108"
-    assert finding.span.file.startswith("--set server.host")
-
-
 @pytest.mark.parametrize(
     ("without", "path"),
     [

@@ -22,8 +22,8 @@ from specserve.profile.schema import Profile
 from specserve.profile.writer import yaml_text
 
 ROOT = Path(__file__).parents[2]
-EXPORTED = ROOT / "tests" / "data" / "vllm_metrics.txt"
-"""A server with speculation: one series of each name."""
+EXPORTED = ROOT / "tests" / "data" / "metrics" / "demo-after.txt"
+"""Of a server with speculation."""
 PROMTOOL = shutil.which("promtool")
 promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt install prometheus)")
 MODEL = 'my "model" \\d'

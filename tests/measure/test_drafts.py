@@ -37,11 +37,6 @@ def test_a_head_with_a_published_configuration_has_its_size() -> None:
     assert known.memory == "fit" and (known.draft_bytes or 0) > 2**29
 
 
-def test_what_needs_no_draft_stands_there_too() -> None:
-    found = find_drafts("org/unknown")
-    assert [(each.draft.method, each.findings) for each in found.drafts] == [("ngram", {}), ("suffix", {})]
-
-
 def test_a_target_that_nobody_knows_is_judged_and_the_note_says_why_no_more() -> None:
     found = find_drafts("moonshotai/Kimi-K2.6", machine=assume("8xH200-141GB"))
     assert found.drafts and all(each.memory is None for each in found.drafts)

@@ -12,7 +12,7 @@ import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizers import compare
-from tests.models.made import document, swapped
+from tests.models.made import document
 
 Make = Callable[..., ModelFacts]
 LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_0|>", "<|start_header_id|>", "<|eot_id|>")
@@ -52,18 +52,8 @@ def test_another_layout_or_padding_of_the_same_tokens_is_identical(model: Make) 
     assert (result.target_vocab_size, result.draft_vocab_size) == (152_064, 151_936)
 
 
-def test_a_reserved_token_with_another_name_is_the_first_that_differs(model: Make) -> None:
-    renamed = tuple(text.replace("<|reserved_0|>", "<|finetune_pad|>") for text in LLAMA)
-    result = compare(model(document(specials=renamed)), model(document(specials=LLAMA)))
-    assert result.first_difference == (802, "<|finetune_pad|>", "<|reserved_0|>")
-    assert (result.verdict, result.differing_ids) == ("different", 1)
-
-
 def test_shares_are_of_the_ids_and_of_the_tokens_of_the_draft(model: Make) -> None:
     made = document()
-    result = compare(model(made), model(swapped(made, "Ġ", "e")))
-    assert (result.verdict, result.differing_ids, result.overlap) == ("different", 2, 1.0)
-    assert result.differing_share == pytest.approx(2 / 800)
     result = compare(model(document(size=1000)), model(document(size=500)))
     assert (result.verdict, result.overlap, result.shared_tokens) == ("different", 1.0, 500)
     strange = {**made["model"], "vocab": {f"<{index}>": index for index in range(800)}, "merges": []}

@@ -1,6 +1,5 @@
 """`make demo` does not start a second server, and says how to ask the first."""
 
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 
+import demo as demo_script
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,12 +37,8 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo_script", ROOT / "scripts/demo.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "PROFILE", tmp_path / "demo.yaml")
-    return module
+    monkeypatch.setattr(demo_script, "PROFILE", tmp_path / "demo.yaml")
+    return demo_script
 
 
 def test_a_demo_that_serves_already_says_so(

@@ -1,6 +1,5 @@
 """What `make setup` decides, and what it says when it cannot go on."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+import setup as setup_script
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = shutil.which("make") or "make"
@@ -23,12 +23,8 @@ LINUX = {"system": "Linux", "machine": "x86_64", "libc": ("glibc", "2.36"), "cpu
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts/setup.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "LOG", tmp_path / "setup.log")
-    return module
+    monkeypatch.setattr(setup_script, "LOG", tmp_path / "setup.log")
+    return setup_script
 
 
 @pytest.mark.parametrize(

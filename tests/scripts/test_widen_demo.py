@@ -1,16 +1,15 @@
 """The widened demo target is the same function as the small one, and writing it is safe to repeat."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import widen_demo as script
 
 torch = pytest.importorskip("torch", reason="needs the engine environment")
 
@@ -22,16 +21,7 @@ SIZE = 2048  # the mathematics is the same at 65536, which takes 400 MB
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("widen_demo", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def wide(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("demo") / "wide"
     assert script.widen(TARGET, out, size=script.Size(SIZE))
     yield out
@@ -61,7 +51,7 @@ def test_the_widened_target_gives_the_logits_of_the_small_one(
         assert (one - other).abs().max() <= rounding
 
 
-def test_added_layers_compute_nothing_and_the_dtype_can_be_chosen(script: ModuleType, tmp_path: Path) -> None:
+def test_added_layers_compute_nothing_and_the_dtype_can_be_chosen(tmp_path: Path) -> None:
     out = tmp_path / "deep"
     assert script.widen(TARGET, out, size=script.Size(SIZE, layers=7, dtype="float32"))
     config = json.loads((out / "config.json").read_text())
@@ -70,9 +60,7 @@ def test_added_layers_compute_nothing_and_the_dtype_can_be_chosen(script: Module
         assert (one - other).abs().max() <= 1e-4
 
 
-def test_a_second_run_writes_nothing_but_a_truncated_shard(
-    script: ModuleType, wide: Path, tmp_path: Path
-) -> None:
+def test_a_second_run_writes_nothing_but_a_truncated_shard(wide: Path, tmp_path: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in wide.iterdir()}
     assert not script.widen(TARGET, wide, size=script.Size(SIZE))
     assert {path.name: path.stat().st_mtime_ns for path in wide.iterdir()} == before
@@ -96,7 +84,7 @@ def test_check_writes_nothing_and_tells_by_its_exit_code(wide: Path, tmp_path: P
 
 
 def test_a_folder_of_somebody_else_and_a_full_disk_are_told_before_anything_is_written(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tmp_path / "mine" / "notes.txt"
     mine.parent.mkdir()
@@ -104,7 +92,7 @@ def test_a_folder_of_somebody_else_and_a_full_disk_are_told_before_anything_is_w
     with pytest.raises(script.WidenError, match="not written by this script"):
         script.widen(TARGET, mine.parent, size=script.Size(SIZE))
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     with pytest.raises(script.WidenError, match="free some space"):
         script.widen(TARGET, tmp_path / "wide", size=script.Size(SIZE))
     assert [*tmp_path.iterdir(), *mine.parent.iterdir()] == [mine.parent, mine]

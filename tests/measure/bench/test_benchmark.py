@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specserve.cli.app import _run
 from specserve.diagnostics import Notices
 from specserve.measure.bench.passes import Pass, blocks, resume
-from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
+from specserve.measure.bench.plan import BenchRequest, plan_bench
 from specserve.measure.bench.run import new_directory
 from specserve.measure.workloads import load
 from tests.measure.bench.making import request
@@ -19,29 +18,16 @@ from tests.measure.bench.making import request
 NOTE = "mine: 1 of 4 lines of the log were left out"
 
 
-@pytest.fixture(autouse=True)
-def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Servers that run on this machine are none of a test's business."""
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
-
-
 @pytest.fixture
-def plan(tmp_path: Path) -> BenchPlan:
-    """Two servers at URLs at which nothing listens."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run of two servers all of which was measured, without a result; nothing listens now."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(3)))
-    return plan_bench(
-        BenchRequest(
-            profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),),
-            concurrency="1",
-        ),
-        notices=Notices(),
+    asked = BenchRequest(
+        profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),), concurrency="1",
     )  # fmt: skip
-
-
-@pytest.fixture
-def run(plan: BenchPlan, tmp_path: Path) -> Path:
-    """The directory of a run all of which was measured, without a result."""
+    plan = plan_bench(asked, notices=Notices())
     workloads = {name: load(source) for name, source in plan.sources.items()}
     with new_directory(plan, str(tmp_path / "run")) as directory:
         for session in plan.sessions:
@@ -58,19 +44,12 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
         return directory.path
 
 
-def resumed(run: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    """The result that `bench --resume` gives."""
-    assert _run(["bench", "--resume", str(run), "--format", "json", *options]) == 0
-    captured = capsys.readouterr()
-    content: dict[str, Any] = json.loads(captured.out)
-    assert json.loads((run / "result.json").read_text()) == content
-    return content
-
-
 def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = resumed(run, capsys)
+    assert _run(["bench", "--resume", str(run), "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert json.loads((run / "result.json").read_text()) == content
     assert [variant["model"] for variant in content["variants"]] == ["served", "served"]
     assert NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
