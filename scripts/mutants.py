@@ -148,10 +148,8 @@ def tests_of(data: Path, fault: Fault) -> list[str]:
             (f"%/{fault[0]}",),
         ).fetchall()
     at, bit = divmod(fault[1], 8)
-    found: set[str] = {
-        str(name).partition("|")[0] for name, bits in rows if len(bits) > at and bits[at] >> bit & 1 and name
-    }
-    return sorted(found, key=lambda name: spent.get(name, 0))
+    found = {str(name).rpartition("|")[0] for name, bits in rows if len(bits) > at and bits[at] >> bit & 1}
+    return sorted(filter(None, found), key=lambda name: spent.get(name, 0))
 
 
 def tests_with_children() -> list[str]:
@@ -176,12 +174,11 @@ def noticed(fault: Fault, folder: Path, data: Path) -> str:
             names.write_text("\n".join(tests), encoding="utf-8")
             done = tested(folder, ["-x", "--no-header", f"@{names}"]) if tests else None
             if done and done.returncode:
-                found = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", done.stdout, re.M)
-                return (
-                    found[1]
-                    if found
-                    else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
-                )
+                said = done.stdout + done.stderr
+                if "no match in any of" in said:
+                    raise SystemExit(f"a test is not where coverage saw it: {said[-1000:]}")
+                found = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", said, re.M)
+                return found[1] if found else "no test can be collected"
     except subprocess.TimeoutExpired:
         return "a test that hangs"
     finally:
