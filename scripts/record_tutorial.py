@@ -198,7 +198,8 @@ def main() -> int:
     ]
     if page({**{step.command: "" for step in STEPS}, **{c: o.rstrip() for c, o in known.items()}}) != text:
         stale.append("the words of the page")
-    print(f"stale: {'; '.join(stale)}" if stale else "docs/tutorial.md is up to date")
+    found = f"stale: {'; '.join(stale)}; run scripts/record_tutorial.py"
+    print(found if stale else "docs/tutorial.md is up to date")
     return 1 if stale else 0
 
 

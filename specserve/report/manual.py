@@ -58,14 +58,20 @@ def pages() -> dict[str, Page]:
     """Returns every page by its code, in the order of the codes."""
     whole = Path(checks.__file__).with_name("pages.md").read_text(encoding="utf-8")
     parts = (part.partition("\n\n") for part in whole.split("\n## ")[1:])
-    texts = {heading.partition(" ")[0]: text.strip() for heading, _, text in parts}
+    texts = {tuple(heading.split(" ", 1)): text.strip() for heading, _, text in parts}
+    rules, codes = all_rules(), (*CODES, UNUSED_IGNORE, UNREADABLE)
+    wanted = {*((one.code, one.name) for one in rules), *((one.code, one.name) for one in codes)}
+    if wrong := sorted(wanted ^ texts.keys()):
+        named = ", ".join(f"## {' '.join(heading)}" for heading in wrong)
+        raise LookupError(f"checks/pages.md has one page for each rule, `## CODE name`: {named}")
     found = [
-        Page(rule.code, rule.name, rule.severity, rule.needs, texts[rule.code], rule.policy)
-        for rule in all_rules()
+        Page(one.code, one.name, one.severity, one.needs, texts[one.code, one.name], one.policy)
+        for one in rules
     ]
-    for code in (*CODES, UNUSED_IGNORE, UNREADABLE):
+    for code in codes:
         needs: Need = "models" if code is UNREADABLE else "nothing"
-        found.append(Page(code.code, code.name, code.severity, needs, texts[code.code]))
+        text = texts[code.code, code.name]
+        found.append(Page(code.code, code.name, code.severity, needs, text))
     return {page.code: page for page in sorted(found, key=lambda page: page.code)}
 
 

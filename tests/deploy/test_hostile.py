@@ -7,14 +7,17 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from specserve.cli.plan import RenderTarget
 from specserve.deploy.deployment import Deployment, deployment, staging
+from specserve.deploy.targets import TARGETS
 from specserve.errors import ProfileError, UsageError
 from specserve.profile.load import load_profile
 from specserve.sglang.options import launch_sglang
@@ -144,6 +147,38 @@ def read_by_kubernetes(text: str, made: Deployment) -> None:
         read_staging(kubernetes_text(stage["command"][-1]), made)
 
 
+def read_by_prometheus(text: str, made: Deployment) -> None:
+    """Asserts that the rules name the model, and no variable of a template."""
+    for rule in [one for group in yaml.safe_load(text)["groups"] for one in group["rules"]]:
+        if "model_name=" in rule["expr"]:
+            (named,) = set(re.findall(r'model_name=("(?:[^"\\]|\\.)*")', rule["expr"]))
+            assert "{{" not in named and json.loads(named.replace("\\x7b", "{")) == made.plan.model
+
+
+def read_by_ray(text: str, made: Deployment) -> None:
+    """Asserts that Ray builds the engine that the plan says."""
+    (config,) = yaml.safe_load(text)["applications"][0]["args"]["llm_configs"]
+    assert config["runtime_env"]["env_vars"].items() >= texts_of(made).items()
+    overrides = made.profile.engine.get("hf_overrides")
+    assert config["engine_kwargs"].get("hf_overrides") == overrides
+    assert config["model_loading_config"]["model_id"] == made.plan.model
+
+
+READERS: dict[str, tuple[str, Callable[[str, Deployment], None]]] = {
+    "compose": ("compose.yaml", read_by_compose),
+    "kubernetes": ("deployment.yaml", read_by_kubernetes),
+    "monitoring": ("specserve.rules.yml", read_by_prometheus),
+    "ray": ("serve.yaml", read_by_ray),
+    "systemd": (".service", read_by_systemd),
+}
+"""By target: how the file ends that names the launch, and who reads it."""
+
+
+def test_every_target_has_a_reader() -> None:
+    # SGLang's script has a test of its own, which runs it
+    assert {*READERS, "sglang"} == {*TARGETS} == {*get_args(RenderTarget)}
+
+
 HOSTILE = [
     "plain", "{leader}", "{{args.x}}", "$(HOME)", "$$(HOME)", "$HOME", "${HOME}", "$$", "%h", "%%h", "x\\", "x\\x27",
     "'x\\x27; touch PWNED; \\x27'", '"; touch PWNED; "', '"\nExecStartPre=+/bin/false\nX="', "a\u2028b", "\t",
@@ -188,21 +223,13 @@ def test_each_target_reads_the_words_of_the_plan(text: str) -> None:
     plain = files_of("systemd", hostile("x")[0]).values()
     keys = [{line.partition("=")[0] for line in one.split("\n") if line[:1] != "#"} for one in (unit, *plain)]
     assert keys[0] == keys[1]  # no section or directive more
-    read_by_systemd(unit, made)
-    read_by_compose(files_of("compose", made)["compose.yaml"], made)
-    read_by_kubernetes(files_of("kubernetes", made)["deployment.yaml"], made)
-    groups = yaml.safe_load(files_of("monitoring", made)["specserve.rules.yml"])["groups"]
-    for rule in [one for group in groups for one in group["rules"] if "model_name=" in one["expr"]]:
-        (named,) = set(re.findall(r'model_name=("(?:[^"\\]|\\.)*")', rule["expr"]))
-        assert "{{" not in named and json.loads(named.replace("\\x7b", "{")) == made.plan.model
-    if re.search(r"\$[\w{]", text):
-        with pytest.raises(UsageError, match="Ray would replace"):
-            files_of("ray", made)
-        return
-    (config,) = yaml.safe_load(files_of("ray", made)["serve.yaml"])["applications"][0]["args"]["llm_configs"]
-    assert config["runtime_env"]["env_vars"].items() >= texts_of(made).items()
-    assert config["engine_kwargs"].get("hf_overrides", {text: text}) == {text: text}
-    assert config["model_loading_config"]["model_id"] == made.plan.model
+    for target, (ending, read) in READERS.items():
+        if target == "ray" and re.search(r"\$[\w{]", text):
+            with pytest.raises(UsageError, match="Ray would replace"):
+                files_of(target, made)
+            continue
+        (file,) = (file for path, file in files_of(target, made).items() if path.endswith(ending))
+        read(file, made)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from gen_rules import document
 
 from specserve.checks.rules import all_rules
@@ -27,6 +28,16 @@ def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
     written = {code for file in PACKAGE.rglob("*.py") for code in literal.findall(file.read_text("utf-8"))}
     assert written <= known
     assert list(known) and list(pages()) == sorted(known)
+
+
+def test_a_page_under_another_heading_is_named_with_the_one_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (PACKAGE / "checks" / "pages.md").read_text(encoding="utf-8")
+    (tmp_path / "pages.md").write_text(whole.replace("## SD138 small", "## SD138 tiny"), encoding="utf-8")
+    monkeypatch.setattr("specserve.checks.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(LookupError, match=r": ## SD138 small-steps, ## SD138 tiny-steps$"):
+        pages()
 
 
 def test_what_cannot_be_silenced_is_not_offered_a_comment() -> None:

@@ -348,7 +348,7 @@ class Verifier:
         client, self.began = self.session.client, time.monotonic()
         before = client.metrics()
         self.tallies = {t: [] for t in self.request.temperatures if t}
-        for answer in self._results(self._jobs()):
+        for answer in self._results(self._jobs(), CONCURRENCY):
             self.tokens += len(answer.positions) if answer else 0
         if not self.tokens:
             said = next(iter(self.unused.values()), "no token could be scored")
@@ -356,7 +356,7 @@ class Verifier:
         found = [self._judge_greedy()] if 0.0 in self.request.temperatures else []
         found += [judge.judge_sampled(one, t) for t, one in self.tallies.items()]
         jobs = [partial(smoke_test, name, self.session) for name in TESTS]
-        tests = list(self._results(jobs, concurrency=1))
+        tests = list(self._results(jobs))
         tests.append(drafts(before, client.metrics(), tokens=self.tokens))
         worst = max((each.verdict for each in found), key=lambda v: list(LEVELS).index(v.word))
         sentences = [
@@ -377,7 +377,7 @@ class Verifier:
         )
 
     def _results(
-        self, jobs: Iterable[Callable[[], JobResult]], concurrency: int = CONCURRENCY
+        self, jobs: Iterable[Callable[[], JobResult]], concurrency: int = 1
     ) -> Iterator[JobResult]:
         def tick() -> None:
             self.on_tick()
