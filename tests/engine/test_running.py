@@ -86,7 +86,7 @@ def test_a_url_tells_the_model_and_that_it_speculates(tiny_server: Server) -> No
     assert made["target"] == {"model": TARGET, "max_model_len": 512}
     assert made["speculation"] == {"num_speculative_tokens": 4}
     assert made["server"] == {"host": "127.0.0.1", "port": tiny_server.port, "served_model_name": "tiny"}
-    assert "it does not tell its method and draft" in done.stderr
+    assert "with an unknown method and draft" in done.stderr
 
 
 def test_two_servers_that_run_are_measured_and_their_steps_tell_every_smaller_k(
