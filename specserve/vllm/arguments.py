@@ -141,6 +141,9 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
 _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
+_FREE = {"bool": bool, "int": int, "float": float, "str": str}
+
+
 def value_problems(
     path: str, argument: Argument, value: Any, *, version: str
 ) -> Iterator[ArgumentProblem]:
@@ -148,7 +151,10 @@ def value_problems(
 
     A type that the table does not know is not judged.
     """
-    if value is None or is_none(argument, value):
+    is_free = not (argument.choices or argument.known or argument.bounds)
+    if value is None or (is_free and type(value) is _FREE.get(argument.kind)):  # most of them
+        return
+    if is_none(argument, value):
         return
     value, message, help, kind = python_value(argument, value), "", None, "value"
     name = path.rpartition(".")[2]
