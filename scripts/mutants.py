@@ -171,7 +171,8 @@ def noticed(fault: Fault, folder: Path, data: Path) -> str:
     names = folder.with_suffix(".txt")
     try:
         for tests in (tests_of(data, fault), tests_with_children()):
-            names.write_text("\n".join(tests), encoding="utf-8")
+            listed = "\n".join(tests).replace(str(WORK / "coverage"), str(folder))
+            names.write_text(listed, encoding="utf-8")
             done = tested(folder, ["-x", "--no-header", f"@{names}"]) if tests else None
             if done and done.returncode:
                 said = done.stdout + done.stderr
