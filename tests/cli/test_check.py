@@ -94,6 +94,15 @@ ELSEWHERE = "/root/.cache/huggingface/nobody-has-this"
 KNOWN = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 512"
 
 
+@pytest.mark.parametrize(("broken", "groups"), [("llama", ["models", "hardware"]), ("llama-draft", [])])
+def test_a_model_that_is_not_here_is_an_error_and_without_the_target_nothing_else_is_judged(
+    broken: str, groups: list[str], pair: Callable[..., str], capsys: Captured
+) -> None:
+    code, content = answer(capsys, pair(PAIR.replace(f"./{broken},", "./nowhere,")))
+    assert code != 0 and "SD290" in [item["code"] for item in content["findings"]]
+    assert [item["group"] for item in content["skipped"]] == groups
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -156,6 +156,10 @@ def test_words_become_the_values_that_vllm_reads(words: list[str], expected: dic
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--limit-mm-per-prompt", "image=4,video=1"],
+            'the value of `--limit-mm-per-prompt` must be JSON: `image=4,video=1` becomes `{"image": 4,',
+        ),
         (["--max-num-seqs"], "`--max-num-seqs` needs a value"),
         (["--max-num-seqs", "--seed", "1"], "`--max-num-seqs` needs a value"),
         (["--config=args.yaml"], "vLLM ignores `--config=FILE`: it reads `--config FILE` only"),
