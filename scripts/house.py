@@ -16,10 +16,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import typer
-
-from specserve.cli.commands import COMMANDS
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -83,7 +79,15 @@ def measure() -> dict[str, int]:
 
 
 def count_options() -> int:
-    """How many options all commands have together."""
+    """How many options all commands have together; needs the environment of `make dev`."""
+    try:
+        import typer
+
+        from specserve.cli.commands import COMMANDS
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"error: {error.name} is not here\nhint: .venv/bin/python scripts/house.py, after `make dev`"
+        )
     total = 0
     for name, target in COMMANDS.items():
         module, function = target.split(":")

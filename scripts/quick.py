@@ -35,7 +35,7 @@ def changed_files() -> list[str]:
         sys.exit(f"error: {message}\nhint: git fetch origin main:main")
     base = git("merge-base", "HEAD", mains[0])[0]
     changed = set(git("diff", "--name-only", base)) | set(git("ls-files", "-o", "--exclude-standard"))
-    return sorted(changed or git("diff", "--name-only", "HEAD~1"))
+    return sorted(changed or git("show", "--name-only", "--format=", "HEAD"))
 
 
 def tests_of(changed: list[str]) -> list[str]:

@@ -183,7 +183,7 @@ def tune(
         raise UsageError("`tune` cannot read a profile from stdin", hint="name a file")
     if write and not Path(profile).is_file():
         raise UsageError(f"`--write` can only change a profile file, and `{profile}` is no file")
-    options.refuse_together(dry_run=dry_run, format=as_json)
+    refuse_together(dry_run=dry_run, format=as_json)
     notices = StderrNotices()
     plan = plan_tune(request, starts=not dry_run, notices=notices)
     if dry_run:

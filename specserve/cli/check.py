@@ -1,12 +1,12 @@
-"""`specserve lint` and `check`: profiles alone, and with their models, the machine and vLLM."""
+"""`specserve lint`, `check` and `doctor`: profiles alone, with their models and vLLM; this host."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ from specserve.cli import options
 from specserve.cli.options import argument, flag, option
 from specserve.diagnostics import Report, Severity
 from specserve.report.console import escaped, mute, out, say, styled
+
+if TYPE_CHECKING:
+    from specserve.checks.doctor import Line
 
 Form = Literal["text", "concise", "json", "github", "sarif"]
 _PATHS = "Profile files, folders, `-` for stdin, or `--` followed by a vLLM command."
@@ -24,6 +27,7 @@ _PICK = "Skip named files that are not profiles (in folders they are always skip
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
 _VLLM = "Judge for this version; or a folder with the files of a wheel of vLLM, which is asked."
 _NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
+_ACCELERATORS = "Show only the accelerators here, and the names for --assume."
 
 
 def lint(
@@ -195,3 +199,51 @@ def _print(
             say(findings.summary(report))
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
+
+
+def doctor(
+    *,
+    accelerators: Annotated[bool, flag("--accelerators", _ACCELERATORS)] = False,
+    format: options.Format = "text",
+) -> None:
+    """Examine this host: software, GPUs, limits, cache, servers.
+
+    `bad` means that a launch would fail or serve wrong output; the exit code is then 1. `note`
+    means that something is worth fixing. doctor uses no network. It says whether there is a Hub
+    token, and never shows it.
+
+    \b
+    specserve doctor
+    specserve doctor --accelerators
+    """
+    from specserve.checks.doctor import examine, this
+    from specserve.hardware.accelerators import catalogue, gpus, this_cpu
+    from specserve.report.check import accelerators_text, doctor_text
+    from specserve.report.text import json_document
+    from specserve.serve.files import state_folder
+
+    as_json = format == "json"
+    if accelerators:
+        found, cpu = gpus(), this_cpu()
+        known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
+        out(json_document(known) if as_json else accelerators_text(found))
+        return
+    lines = list(examine(this(state=state_folder(), servers=server_lines)))
+    out(json_document({"lines": lines}) if as_json else doctor_text(lines))
+    if any(line.state == "bad" for line in lines):
+        raise typer.Exit(1)
+
+
+def server_lines() -> Iterator[Line]:
+    """A line for each detached server."""
+    from specserve.checks.doctor import note, ok
+    from specserve.serve.records import observe_all
+
+    servers = observe_all()
+    for seen in servers:
+        place = f" ({seen.record.url})" if seen.record else ""
+        text = f"{seen.name}{place} {seen.state}{f': {seen.detail}' if seen.detail else ''}"
+        is_well = seen.state in ("ready", "starting", "stopping")
+        yield ok(text) if is_well else note(text, f"`specserve down {seen.name}` ends or clears it")
+    if not servers:
+        yield ok("none runs detached")

@@ -18,10 +18,10 @@ COMMAND_GROUPS: Mapping[str, str] = {
     "This host": "doctor",
 }
 _SHARED_FILES: Mapping[str, str] = {
-    "check": "lint check",
+    "check": "lint check doctor",
     "plan": "plan diff render",
     "models": "drafts lock pull distill",
-    "reference": "rules schema doctor",
+    "reference": "rules schema",
     "ask": "ask generate",
     "servers": "ps logs down",
     "bench": "bench tune",

@@ -160,7 +160,7 @@ def failing(server: Endpoint) -> Iterator[None]:
 
 
 def refusal(server: Endpoint, path: str, status: int, message: str) -> TrafficError:
-    """An answer other than 200. `message` is what the server said, as it said it."""
+    """An answer other than 2xx. `message` is what the server said, as it said it."""
     root, said = server.root, _said_by(server, message)
     if status in {401, 403}:
         what = "refused the key" if server.api_key else "wants an API key"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.reference import server_lines
+from specserve.cli.check import server_lines
 from specserve.serve.records import Seen
 
 Captured = pytest.CaptureFixture[str]
