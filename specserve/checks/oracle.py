@@ -74,8 +74,8 @@ class VllmToAsk:
 
 
 def vllm_in(folder: Path) -> VllmToAsk:
-    """The vLLM whose package a folder holds. Raises FactError."""
-    metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
+    """The vLLM whose package a folder holds: of a wheel, or of an sdist. Raises FactError."""
+    metadata = [*sorted(folder.glob("vllm*.dist-info/METADATA")), *folder.glob("PKG-INFO")]
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         hint = "name the folder of an unpacked wheel: `unzip vllm-….whl -d FOLDER`"
         raise FactError(f"`{folder}` does not contain vLLM", hint=hint)

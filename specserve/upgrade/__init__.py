@@ -1,0 +1,1 @@
+"""What another vLLM makes of the same profile: before anything runs, and measured."""
