@@ -185,7 +185,7 @@ def _suppressed(
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
     """The ignore comments of a file: by file, line and code, with the place of the code."""
     try:
-        data = read(file)
+        data = read(file, again=True)
         text = data.decode("utf-8-sig") if b"specserve:" in data else ""
     except (OSError, ValueError):
         return {}  # an override of the command line, or no longer there

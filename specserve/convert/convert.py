@@ -24,7 +24,7 @@ from specserve.convert.words import (
 )
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError, quoted
-from specserve.profile.schema import ENV_NAME, Server
+from specserve.profile.schema import Server
 from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
 from specserve.profile.tree import Node
 from specserve.profile.writer import yaml_text
@@ -196,7 +196,7 @@ def _kept_environment(given: Launch, notes: list[Note]) -> dict[str, Node]:
         text, why = word.text, None
         if name == "VLLM_API_KEY" and "api_key" in given.settings:
             continue  # the option names the variable from which the launch sets it
-        if not ENV_NAME.fullmatch(name):
+        if not (name.isascii() and name.isidentifier()):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
             why = "it is a secret; export it where you start the server"

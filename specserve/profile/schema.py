@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
@@ -13,7 +12,6 @@ from specserve.diagnostics import Span
 from specserve.profile.tree import Node
 from specserve.vllm.arguments import human_int, jsonable
 
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BASELINE = "baseline"
 """The profile without speculation, wherever an alternative is named."""
 

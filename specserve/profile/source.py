@@ -16,17 +16,24 @@ COMMAND = "<command>"
 """The file name of a raw vLLM command that stands in the place of a profile."""
 _KEPT: dict[str, bytes] = {}
 """Text without a file of its own by the name its findings have: stdin, what has no file yet."""
+_NEWEST: dict[str, bytes] = {}  # the file that was read last
 
 
-def read(file: str) -> bytes:
+def read(file: str, *, again: bool = False) -> bytes:
     """What was kept under a name; else a file, or stdin (`-`), which is kept.
 
-    Of more than a profile may have, one byte more. Raises OSError, and ValueError for a name that
-    no file can have.
+    Of more than a profile may have, one byte more. `again`: what was read last will do. Raises
+    OSError, and ValueError for a name that no file can have.
     """
     if file == "-" and file not in _KEPT:  # stdin can be read once; a profile may be loaded again
         _KEPT[file] = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return _KEPT[file] if file in _KEPT else read_named(file, MAX_BYTES + 1)
+    if file in _KEPT:
+        return _KEPT[file]
+    if not again or file not in _NEWEST:
+        data = read_named(file, MAX_BYTES + 1)
+        _NEWEST.clear()
+        _NEWEST[file] = data
+    return _NEWEST[file]
 
 
 def keep(file: str, data: bytes) -> None:

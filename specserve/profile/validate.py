@@ -38,6 +38,8 @@ BLOCK_KEYS: Mapping[str, Mapping[str, Key]] = {
 }
 """The keys that a block of each method takes."""
 _ANY = {"$ref": "#/$defs/any"}
+_WHOLE: dict[int, tuple[str, Key]] = {}
+"""The kind of a key and all that is said of it, by the key's identity."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What no text holds; tabs and line breaks may stand in templates, and in no name."""
 
@@ -136,8 +138,10 @@ class _Reader:
 
     def value(self, node: Node, key: Key, path: str) -> Any:
         """The value as Python; None and a problem where it is not what it must be."""
-        kind, value = kind_of(key), node.value
-        declared = {**KINDS[kind], **key}
+        value, known = node.value, _WHOLE.get(id(key))
+        if known is None:
+            known = _WHOLE[id(key)] = kind_of(key), {**KINDS[kind_of(key)], **key}
+        kind, declared = known
         types = declared.get("type", ("null", "object", "array"))
         if value is None and "null" in types:
             return None

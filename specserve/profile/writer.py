@@ -110,15 +110,36 @@ def _scalar(text: str, plain: str) -> str:
     return "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in escaped)
 
 
+# a key at the margin with all that is indented below it; what stands behind that is not part of it
+_SECTION = r"^{name}[ ]*:.*\n(?:(?:[ ]*(?:#.*)?\n)*[ ]+[^ \n].*\n|[-\]}}].*\n)*"
+
+
 def rewrite_section(path: str, name: str, wanted: Mapping[str, Any] | None, *, remark: str) -> bool:
     """Change `speculation` or `alternatives` of a profile file; whether that changed anything.
 
-    The file is replaced only if it then says what is wanted. Raises ProfileError for a bad profile,
-    FactError for a file that cannot be changed.
+    All other lines stay, and all comments in a block of the same `method`. An earlier remark with
+    the same words, up to a colon, is replaced by this one. The file is replaced only if it then
+    says what is wanted. Raises ProfileError for a bad profile, FactError for a file that cannot be
+    changed.
     """
     inherited, right = _said(load_profile(path), name) or {}, jsonable(wanted)
     before = read(path).decode("utf-8-sig")
-    after = with_section(before, name, right, inherited, remark=remark)
+    text = before if before.endswith("\n") or not before else f"{before}\n"
+    found = re.search(_SECTION.format(name=name), text, re.M)
+    at, end = found.span() if found else (len(text), len(text))
+    new, all_keys = None, right
+    if right is not None and inherited.get("method") == right.get("method"):
+        all_keys = {**dict.fromkeys(inherited), **right}  # what is wanted no more becomes null
+        changes = {key: value for key, value in all_keys.items() if inherited.get(key) != value}
+        new = _edited(text[at:end], changes)
+    new = new or yaml_text({name: all_keys}, flow=True)
+    above = re.search(r"(#.*\n)*\Z", text[:at])
+    assert above is not None
+    earlier = re.escape(comment(remark.split(":", 1)[0]).rstrip())
+    kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
+    # its further lines are indented: they go with it
+    noted = comment(f"- {remark}").replace("# - ", "# ", 1)
+    after = f"{text[: above.start()]}{kept}{noted}{new}{text[end:]}"
     profile, problems = examine(path, data=after.encode())
     if profile and not problems and _said(profile, name) == right:
         if after != before:
@@ -139,42 +160,6 @@ def _said(profile: Profile, name: str) -> Any:
     if name == "alternatives":
         return {each: jsonable(block.keys) for each, block in profile.alternatives.items()}
     return jsonable(profile.speculation.keys) if profile.speculation else None
-
-
-# a key at the margin with all that is indented below it; what stands behind that is not part of it
-_SECTION = r"^{name}[ ]*:.*\n(?:(?:[ ]*(?:#.*)?\n)*[ ]+[^ \n].*\n|[-\]}}].*\n)*"
-
-
-def with_section(
-    text: str,
-    name: str,
-    wanted: Mapping[str, Any] | None,
-    inherited: Mapping[str, Any],
-    *,
-    remark: str,
-) -> str:
-    """A profile's text with a top-level mapping that says what is wanted (None: null).
-
-    All other lines stay, and all comments in a block of the same `method`. `inherited`: what the
-    section says so far, parents included; what is wanted no more becomes null. An earlier remark
-    with the same words, up to a colon, is replaced by this one.
-    """
-    text += "" if text.endswith("\n") or not text else "\n"
-    found = re.search(_SECTION.format(name=name), text, re.M)
-    at, end = found.span() if found else (len(text), len(text))
-    new = None
-    if wanted is not None and inherited.get("method") == wanted.get("method"):
-        wanted = {**dict.fromkeys(inherited), **wanted}
-        changes = {key: value for key, value in wanted.items() if inherited.get(key) != value}
-        new = _edited(text[at:end], changes)
-    new = new or yaml_text({name: wanted}, flow=True)
-    above = re.search(r"(#.*\n)*\Z", text[:at])
-    assert above is not None
-    earlier = re.escape(comment(remark.split(":", 1)[0]).rstrip())
-    kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
-    # its further lines are indented: they go with it
-    noted = comment(f"- {remark}").replace("# - ", "# ", 1)
-    return f"{text[: above.start()]}{kept}{noted}{new}{text[end:]}"
 
 
 def _edited(old: str, changes: Mapping[str, Any]) -> str | None:
