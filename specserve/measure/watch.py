@@ -18,6 +18,7 @@ from specserve.measure.verdict import (
     RateSample,
     Verdict,
     judge,
+    library,
     limits,
     quantile_ranks,
     rate,
@@ -291,8 +292,8 @@ def advise(seen: WindowFigures, word: str) -> Advice | None:
     if seen.counted.preemptions:
         return Advice(
             "overload",
-            "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: the "
-            f"KV cache is full, and {seen.counted.preemptions:,} preemptions lost work",
+            "send fewer concurrent requests (`max_num_seqs`), or lower `num_speculative_tokens`: "
+            f"the KV cache is full, and {seen.counted.preemptions:,} preemptions lost work",
         )
     worth, tokens, last = 0, 1.0, len(drafted.per_position)
     for position, gain in enumerate(drafted.per_position, start=1):
@@ -375,6 +376,7 @@ def reports(
     A server that was seen before is waited for. Else raises FactError if the answer is no use, and
     with `once` TrafficError if nobody answers.
     """
+    library("scipy.special")  # without it no window has an interval
     began_s, window = time.monotonic(), Window(window_s)
     newest: WatchReport | None = None
     while True:

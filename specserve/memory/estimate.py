@@ -37,7 +37,7 @@ class PerGpu:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What a draft takes of the KV cache: tokens, and requests at once; 0 where not known."""
+    """What a draft takes of the KV cache: tokens and concurrency; 0 where not known."""
 
     tokens: int
     tokens_without: int
@@ -59,7 +59,7 @@ class DraftCost:
         if self.requests_without:
             both = (self.requests, self.requests_without)
             now, before = (f"{int(n):,}" if n >= 10 else f"{n:.1f}" for n in both)
-            words += f", {now} requests at once instead of {before}"
+            words += f", concurrency {now} instead of {before}"
         return f"{100 * self.share:.0f} % of the KV cache: {words}"
 
 

@@ -89,10 +89,9 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         if memory.max_concurrency.high:
             many = _range(memory.max_concurrency, between=" to ")
             many = many if memory.basis == "vllm" else f"about {many}"
-            requests = "request" if many.endswith(" 1") or many == "1" else "requests"
-            length = f"{memory.max_model_len:,} tokens"
             where = "the CPU" if machine.is_cpu else machine
-            words.append(f"room for {many} {requests} of {length} at once on {where}")
+            length = f"{memory.max_model_len:,} tokens"
+            words.append(f"maximum concurrency {many} for requests of {length} on {where}")
         if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             words.append(f"{what} costs {memory.draft_cost}")
@@ -104,16 +103,16 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
 
 def _skipped(verdict: Checked) -> list[str]:
     """The reasons for which not all was checked, and the ways out that they share; or nothing."""
-    items = dict.fromkeys(verdict.skipped)
-    lines = []
-    for item in items:
+    items = list(dict.fromkeys(verdict.skipped))
+    lines = list[str]()
+    for at, item in enumerate(items):
         word = f"skipped[{item.group}]"
         shown = f"{styled(word, 'yellow', stream=sys.stdout)}: "
         lines.append(
             wrapped(escaped(item.reason), lead=f"{word}: ", shown=shown, stream=sys.stdout)
         )
-    ways = dict.fromkeys(item.help for item in items if item.help)
-    lines += [remark("help", way, " ", sys.stdout) for way in ways]
+        if item.help and item.help not in [later.help for later in items[at + 1 :]]:
+            lines.append(remark("help", item.help, " ", sys.stdout))
     return ["\n".join(lines)] if lines else []
 
 

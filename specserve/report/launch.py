@@ -12,6 +12,7 @@ from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.launchplan import Difference, FromEnv, LaunchPlan, Side, Written, shell
 from specserve.plan.locking import drifts_from, lock_of
+from specserve.profile.secrets import holds_a_secret
 from specserve.report.console import escaped, out, say, styled
 from specserve.report.findings import readable, render
 from specserve.report.page import Block, Document, Items, Section
@@ -29,21 +30,25 @@ _TITLES = {"argv": "arguments", "env": "environment"}
 def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool) -> None:
     """The command of each node to stdout, what is added to stderr; or all of it as JSON."""
     first = plans[0]
+    env = {  # a raw command may hold secrets
+        name: FromEnv(name) if isinstance(text, str) and holds_a_secret(name, text) else text
+        for name, text in first.env.items()
+    }
     if as_json:
-        env = {
+        shown = {
             name: {"from_env": value.name} if isinstance(value, FromEnv) else value
-            for name, value in first.env.items()
+            for name, value in env.items()
         }
         names = ("name", "fingerprint", "vllm", "platform", "argv")
         content: dict[str, object] = {name: getattr(first, name) for name in names}
-        content |= {"env": env, "engine_kwargs": first.engine_kwargs}
+        content |= {"env": shown, "engine_kwargs": first.engine_kwargs}
         content["added"] = [{"key": one.key, "why": one.why} for one in first.added]
         if len(plans) > 1:
             content["nodes"] = [{"argv": one.argv} for one in plans]
         out(json_document(content))
         return
     for rank, plan in enumerate(plans):
-        text = shell(plan.argv, plan.env)
+        text = shell(plan.argv, env)
         out(f"# node {rank}\n{text}" if len(plans) > 1 else text)
     nothing = "" if first.added else "; nothing added"
     say(f"# for vLLM {first.vllm} ({first.platform}){nothing}")

@@ -174,9 +174,9 @@ class Output:
             yield
         except (sqlite3.Error, OSError) as error:
             if "locked" in str(error):
-                text = f"another `specserve generate` is writing `{self.partial}`"
-                raise UsageError(text) from None
+                raise UsageError(f"another `generate` is writing `{self.partial}`") from None
             hint = f"finished lines are in `{self.partial}`; the same command resumes there"
+            hint = hint if self.partial.exists() else "`-o` needs a folder that can be written to"
             raise FactError(f"cannot write `{self._path}`: {error}", hint=hint) from error
 
     def write(self, body: Record) -> None:

@@ -74,6 +74,12 @@ def test_a_group_that_did_not_run_is_named_with_its_way_out_and_is_never_ok(
     assert (code, content["verdicts"][0]["memory"]["verdict"]) == (0, "fit")
 
 
+def test_the_way_out_stands_below_what_it_is_for(pair: Callable[..., str], told: Told) -> None:
+    out, _ = told(0, "check", "--no-ask", "--offline", pair("target: {model: org/none}\n"))
+    reasons = [line.split(":")[0] for line in out.splitlines() if line.startswith(("skipped", "  = help"))]
+    assert reasons[-3:] == ["skipped[models]", "  = help", "skipped[hardware]"]
+
+
 def test_several_ranks_without_hardware_are_not_judged_for_this_cpu(
     pair: Callable[..., str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +149,10 @@ DRAFT = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}"
 TOO_LARGE = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_memory_bytes: 4G}\n"
 
 
-ROOM = r"fits: room for about [\d, to]+ requests of 512 tokens at once on "
-COSTS = r"; the draft costs 11 % of the KV cache: [\d,]+ tokens instead of [\d,]+, [\d,]+ requests at once instead of "
+ROOM = r"fits: maximum concurrency about [\d, to]+ for requests of 512 tokens on "
+COSTS = (
+    r"; the draft costs 11 % of the KV cache: [\d,]+ tokens instead of [\d,]+, concurrency [\d,]+ instead of "
+)
 
 
 @pytest.mark.parametrize(

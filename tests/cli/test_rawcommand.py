@@ -33,6 +33,18 @@ def test_plan_takes_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(plan["argv"][plan["argv"].index("--speculative-config") + 1])["method"] == "draft_model"
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_plan_names_a_secret_of_a_command_and_never_shows_it(
+    format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["DB_PASSWORD=swordfish", "LANG=C", *SERVE, "--api-key", "sword-fish"]
+    assert _run(["plan", "--vllm", "0.33", "--format", format, "--", *typed]) == 0
+    shown = capsys.readouterr()
+    assert "sword" not in shown.out + shown.err and "LANG" in shown.out
+    wanted = {"text": 'DB_PASSWORD="${DB_PASSWORD:?}"', "json": '"DB_PASSWORD":{"from_env":"DB_PASSWORD"}'}
+    assert wanted[format] in "".join(shown.out.split())
+
+
 def test_plan_refuses_a_command_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["plan", "--vllm", "0.33", "--", *SERVE, *OLD]) == 2
     err = capsys.readouterr().err

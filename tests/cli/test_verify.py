@@ -20,6 +20,7 @@ from model_server import CLOCK, Model, serving
 
 from specserve.cli.commands import run
 from specserve.errors import SpecserveError
+from tests.cli.conftest import Told
 
 QUICK = ("--temperature", "0")
 
@@ -72,6 +73,20 @@ def verified(model: Model, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 def outcomes(content: dict[str, Any]) -> dict[str, str]:
     return {item["name"]: item["outcome"] for item in content["smoke"]}
+
+
+@pytest.mark.parametrize("command", ["verify", "watch"])
+def test_a_missing_library_is_named_before_the_first_request(
+    command: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("specserve.measure.verdict.import_module", missing)
+    model = Model()
+    with serving(model) as url:
+        _, err = told(2, command, url)
+    assert "scipy is not installed" in err and "specserve[measure]" in err and not model.requests
 
 
 @pytest.mark.usefixtures("few_scores")

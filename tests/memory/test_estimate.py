@@ -84,7 +84,7 @@ def test_a_draft_costs_its_weights_and_its_part_of_every_token_and_of_the_reques
         alone.max_concurrency.high,
     )
     assert 0.2 < cost.share < 0.3
-    assert str(cost).startswith("23 % of the KV cache: ") and " requests at once instead of " in str(cost)
+    assert str(cost).startswith("23 % of the KV cache: ") and ", concurrency " in str(cost)
 
 
 def test_a_kv_cache_with_a_size_of_its_own_is_exact_and_must_fit_beside_the_weights() -> None:

@@ -130,9 +130,15 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
     for _ in ("new", "resumed"):
         output = opened(tmp_path / "out.jsonl")
-        with pytest.raises(UsageError, match="another `specserve generate` is writing"):
+        with pytest.raises(UsageError, match="another `generate` is writing"):
             opened(tmp_path / "out.jsonl")
         output.close()
+
+
+def test_a_folder_that_is_not_there_promises_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(FactError, match="cannot write") as caught:
+        opened(tmp_path / "none" / "out.jsonl")
+    assert caught.value.hint == "`-o` needs a folder that can be written to"
 
 
 def test_what_is_not_the_name_of_a_file_is_a_usage_error() -> None:

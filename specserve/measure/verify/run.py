@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specserve.errors import Interrupted, TrafficError
+from specserve.measure.verdict import library
 from specserve.measure.verify import judge
 from specserve.measure.verify.judge import (
     LEVELS,
@@ -302,6 +303,7 @@ def run_verification(
     request: VerifyRequest, *, progress: AbstractContextManager[OnProgress]
 ) -> Verification:
     """Verify a running server. Raises TrafficError, UsageError, FactError, Interrupted."""
+    library("scipy.stats")  # before a minute of requests, not after it
     with stop_on_signals() as stop, ExitStack() as stack:
 
         def tick() -> None:
