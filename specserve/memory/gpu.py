@@ -32,15 +32,20 @@ def target_weights(inputs: MemoryInputs) -> Weights:
     return weights_of(inputs.target, dtype=inputs.dtype, quantization=inputs.quantization)
 
 
-def draft_bytes(inputs: MemoryInputs) -> float:
-    """Bytes of the draft on each GPU of the last stage. Raises FactError if they are not known."""
+def draft_weights(inputs: MemoryInputs) -> Weights | None:
+    """Those of the draft; None without one. Raises FactError if they are not known."""
     facts = inputs.draft
     if facts is None and (inputs.method != "mtp" or inputs.unknown_draft is not None):
-        return 0.0
+        return None
     is_mtp, facts = facts is None, facts or inputs.target
     is_head = not is_mtp and inputs.method != "draft_model"
-    weights = weights_of(facts, dtype=inputs.dtype, is_head=is_head, is_mtp=is_mtp)
-    return per_gpu(weights, inputs, facts.config)
+    return weights_of(facts, dtype=inputs.dtype, is_head=is_head, is_mtp=is_mtp)
+
+
+def draft_bytes(inputs: MemoryInputs) -> float:
+    """Bytes of the draft on each GPU of the last stage. Raises FactError if they are not known."""
+    weights = draft_weights(inputs)
+    return per_gpu(weights, inputs, (inputs.draft or inputs.target).config) if weights else 0.0
 
 
 def per_gpu(

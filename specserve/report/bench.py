@@ -362,9 +362,15 @@ def estimate_text(found: TuneEstimate) -> str:
         rows.append([str(point.concurrency), str(k), speedup])
     names = ("requests", "K", "speedup")
     legend = (
-        "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
-        f"left out. At most {found.most_requests:,} such requests run at once."
+        "The range covers what engines and cards reach; it is no confidence interval. Half of the "
+        "context is the prompt, half the answer."
     )
+    if found.waiting:
+        loads = ", ".join(map(str, found.waiting))
+        legend += (
+            f" No speedup at concurrency {loads}: about {found.most_requests:,} such requests run "
+            "at once, and the others wait (KV cache or `max_num_seqs`)."
+        )
     if METHODS[found.method].draft == "text":
         legend += " An upper limit: every step is taken to find a match."
     blocks: list[Block] = [Table([*map(Column, names)], rows, keys=2), legend]

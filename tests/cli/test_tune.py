@@ -72,10 +72,19 @@ def points(told: Told, profile: Path, *arguments: str) -> Any:
     return json.loads(told(0, "tune", profile, *arguments, "--format", "json")[0])
 
 
-def test_the_answer_comes_first_and_says_that_it_is_estimated(told: Told, profile: Path) -> None:
-    said, _ = told(0, "tune", profile, *H100, "--acceptance", "0.7")
+QWEN = """\
+target: {model: Qwen/Qwen3-32B, max_model_len: 8192}
+speculation: {method: draft_model, model: Qwen/Qwen3-1.7B, num_speculative_tokens: 4}
+"""
+
+
+def test_the_answer_comes_first_and_loads_that_would_wait_have_none(told: Told, profile: Path) -> None:
+    profile.write_text(QWEN)  # both are published: no Hub is asked
+    said, _ = told(0, "tune", profile, *H100, "--acceptance", "2.85@4")
     assert re.match(r"Estimated, not measured: K = \d, \d\.\d\dx \(", said)
-    assert "(draft_model on 1x H100-80GB, acceptance 0.70" in " ".join(said.split())
+    words = " ".join(said.split())
+    assert "(draft_model on 1x H100-80GB, acceptance 0.71" in words
+    assert "No speedup at concurrency 16, 32, 64, 128: about 9 such requests run at once" in words
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
@@ -83,7 +92,9 @@ def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(told: Told, p
     content = points(told, profile, "--estimate", "2xA100-80GB", "--acceptance", "3.6@4", "-c", "1,8")
     assert (content["version"], content["basis"], content["count"]) == (1, "estimated", 2)
     assert [point["concurrency"] for point in content["points"]] == [1, 8]
-    assert content["most_requests"] == 16
+    assert (content["most_requests"], content["waiting"]) == (16, [])
+    for point in content["points"]:
+        assert [each["num_speculative_tokens"] for each in point["by_k"]] == list(range(1, 9))
 
 
 def test_default_loads_end_where_the_server_does_and_a_name_alone_is_as_many_as_the_profile_takes(

@@ -1,16 +1,17 @@
 """What speculation would bring on accelerators that are not here, from bytes and operations.
 
 A step reads weights and KV cache and computes; an engine reaches a share of a card's peaks.
-The shares are those of one published fit: Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator).
+Sources of the constants: SpecDecode-Bench/simulator (Llama-3.1-8B on an H100) for a model's pass,
+tomasruizt/vllm-scripts@d94d714 (Qwen3-32B alone, and with Qwen3-1.7B) for the rest.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specserve.checks.collect import CheckOptions, collect, memory_inputs_of
 from specserve.errors import UsageError
@@ -19,11 +20,11 @@ from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
 from specserve.measure.verdict import Estimate
 from specserve.memory.estimate import estimate as estimate_memory
-from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
+from specserve.memory.gpu import draft_weights, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
 from specserve.models.config import LAYER_COUNT, integer, text_config
 from specserve.models.facts import published
-from specserve.models.sizes import Weights, number_bytes, weights_of
+from specserve.models.sizes import Weights, number_bytes
 from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import METHODS
@@ -39,13 +40,23 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatedSpeedup:
+    """One K at one load."""
+
+    num_speculative_tokens: int
+    mean_acceptance_length: float
+    speedup: Estimate
+    """Over the range of what engines reach; no confidence interval."""
+
+
+@dataclass(frozen=True, slots=True)
 class EstimatedPoint:
     """One load: the best K, and what it brings over no speculation; K = 0 if nothing is faster."""
 
     concurrency: int
     num_speculative_tokens: int
     speedup: Estimate
-    """Over the range of what engines reach; no confidence interval."""
+    by_k: tuple[EstimatedSpeedup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +69,30 @@ class TuneEstimate:
     acceptance: float
     """Probability that a draft token is accepted if the one before it was; the user supplies it."""
     context_tokens: int
+    """Of a whole request: half of them are the prompt, half the answer."""
     most_requests: int
-    """So many run at once, and may fit into the KV cache; higher loads are left out."""
+    """So many run at once, by the middle of the range of the KV cache's size."""
+    waiting: tuple[int, ...]
+    """Loads at which further requests wait, so that no speedup is estimated."""
     points: tuple[EstimatedPoint, ...]
     basis: str = "estimated"
 
 
 class Reach(NamedTuple):
-    """What an engine reaches of the peaks; `overhead` is a factor of what is none of the models."""
+    """What an engine reaches: of the peak of operations, and as a factor of its own time."""
 
-    bandwidth_share: float
     operations_share: float
     overhead: float
 
 
-USUAL, WORSE, BETTER = Reach(0.76, 0.72, 1.0), Reach(0.55, 0.5, 2.2), Reach(0.9, 0.85, 0.45)
-_STEP_S, _DRAFT_LAYER_S, _ALL_REDUCE_S = 1.2e-3, 25e-6, 12e-6
-"""Of a step, of each layer of a draft's, and of each of two in a layer that is divided."""
+USUAL, WORSE, BETTER = Reach(0.72, 1.0), Reach(0.5, 3.0), Reach(1.0, 0.2)
+_BANDWIDTH_SHARE = 0.85
+_STEP_S, _LAYER_S, _ALL_REDUCE_S = 1e-3, 19e-6, 12e-6
+"""Of a step, of each layer of the target in a CUDA graph, of each of two in a divided layer."""
+_VERIFY_S, _DRAFT_STEP_S, _DRAFT_LAYER_S = 1.2e-3, 0.3e-3, 40e-6
+"""Of a step that verifies, of each pass of a draft, of its layers: attention is in no graph."""
+_KEPT = 0.75
+"""Of a request's tokens, the share in the KV cache on average: the prompt, half of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,7 @@ class Work:
     expert_bytes: float = 0.0
     expert_share: float = 1.0
     bytes_per_weight: float = 2.0
+    layer_s: float = _LAYER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +123,40 @@ class StepTimes:
     is_parallel: bool = False
     is_divided: bool = False
 
+    def computed_s(self, work: Work, tokens: float, reach: Reach) -> float:
+        """The operations of so many tokens."""
+        used = (work.dense_bytes + work.expert_bytes * work.expert_share) / work.bytes_per_weight
+        return 2 * used * tokens / (self.operations_per_s * reach.operations_share)
+
     def model_s(self, work: Work, *, tokens: float, batch: int, reach: Reach = USUAL) -> float:
         """One pass of a model over so many tokens, for so many requests."""
-        read = work.dense_bytes + work.kv_bytes_per_token * self.context_tokens * batch
+        read = work.dense_bytes + work.kv_bytes_per_token * _KEPT * self.context_tokens * batch
         read += work.expert_bytes * (1 - math.pow(1 - work.expert_share, tokens))
-        used = (work.dense_bytes + work.expert_bytes * work.expert_share) / work.bytes_per_weight
-        read_s = read / (self.bandwidth_bytes_per_s * reach.bandwidth_share)
-        computed_s = 2 * used * tokens / (self.operations_per_s * reach.operations_share)
-        reduced_s = 2 * work.layers * _ALL_REDUCE_S * reach.overhead if self.is_divided else 0.0
-        return read_s + computed_s + reduced_s
+        read_s = read / (self.bandwidth_bytes_per_s * _BANDWIDTH_SHARE)
+        layer_s = work.layer_s + 2 * _ALL_REDUCE_S * self.is_divided
+        own_s = work.layers * layer_s * reach.overhead
+        return read_s + self.computed_s(work, tokens, reach) + own_s
 
     def step_s(self, batch: int, tokens: int, reach: Reach = USUAL) -> float:
         """A whole step: so many requests, each with so many draft tokens."""
         seconds = self.model_s(self.target, tokens=batch * (tokens + 1), batch=batch, reach=reach)
+        own_s = _STEP_S + _VERIFY_S * bool(tokens)
         if tokens and self.draft is not None:
             passes, width = (1, tokens + 1) if self.is_parallel else (tokens, 1)
             once_s = self.model_s(self.draft, tokens=batch * width, batch=batch, reach=reach)
-            seconds += passes * (once_s + self.draft.layers * _DRAFT_LAYER_S * reach.overhead)
-        return seconds + _STEP_S * reach.overhead
+            seconds, own_s = seconds + passes * once_s, own_s + passes * _DRAFT_STEP_S
+        return seconds + own_s * reach.overhead
 
-    def speedup(self, acceptance: float, batch: int, tokens: int) -> Estimate:
-        """Of decoding, over the range of what engines reach."""
-        length = acceptance_length(acceptance, tokens=tokens)
+    def token_s(self, length: float, batch: int, tokens: int, reach: Reach = USUAL) -> float:
+        """One token of each answer, with so many in a step: and one of each prompt."""
+        models = [self.target, *([self.draft] if tokens and self.draft else [])]
+        prompt_s = math.fsum(self.computed_s(work, batch, reach) for work in models)
+        return self.step_s(batch, tokens, reach) / length + prompt_s
+
+    def speedup(self, length: float, batch: int, tokens: int) -> Estimate:
+        """Of output tokens/s, with so many tokens a step, over the range of what engines reach."""
         gains = [
-            length * self.step_s(batch, 0, reach) / self.step_s(batch, tokens, reach)
+            self.token_s(1.0, batch, 0, reach) / self.token_s(length, batch, tokens, reach)
             for reach in (USUAL, WORSE, BETTER)
         ]
         return Estimate(gains[0], min(gains), max(gains))
@@ -181,60 +210,71 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
 def estimate(
     inputs: MemoryInputs, *, acceptance: float, loads: Sequence[int], k_max: int
 ) -> TuneEstimate:
-    """The best K at each load that may run at once. Raises UsageError if none is left."""
+    """Every K at each load that runs at once. Raises UsageError if none is left."""
     context_tokens = min(inputs.max_model_len, CONTEXT_TOKENS)
     times, memory = step_times(inputs, context_tokens=context_tokens), estimate_memory(inputs)
     machine, points = inputs.machine, []
     count, accelerator = machine.count * machine.nodes, machine.accelerator.name
-    room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
+    held = (memory.kv_cache_tokens.low + memory.kv_cache_tokens.high) / 2
+    room = int(held // (context_tokens + k_max))
     most = 0 if memory.verdict == "does_not_fit" else min(room, inputs.max_num_seqs)
+    lengths = [acceptance_length(acceptance, tokens=tokens) for tokens in range(1, k_max + 1)]
     for batch in sorted({load for load in loads if load <= most}):
-        gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
-        best = max(range(k_max + 1), key=lambda tokens: gains[tokens].value)
-        points.append(EstimatedPoint(batch, best, gains[best]))
+        by_k = tuple(
+            EstimatedSpeedup(tokens, length, times.speedup(length, batch, tokens))
+            for tokens, length in enumerate(lengths, start=1)
+        )
+        best = max(by_k, key=lambda each: each.speedup.value)
+        if best.speedup.value > 1:
+            points.append(EstimatedPoint(batch, best.num_speculative_tokens, best.speedup, by_k))
+        else:
+            points.append(EstimatedPoint(batch, 0, Estimate(1.0, 1.0, 1.0), by_k))
     if not points:
         few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
         hint = "`specserve check PROFILE --assume …` shows what to change"
         raise UsageError(f"{few} run at once on {count}x {accelerator}", hint=hint)
+    waiting = tuple(sorted({load for load in loads if load > most}))
     about = (accelerator, count, inputs.method or "", acceptance, context_tokens, most)
-    return TuneEstimate(*about, tuple(points))
+    return TuneEstimate(*about, waiting, tuple(points))
 
 
 def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
     """Target and draft on the machine. Raises UsageError, FactError."""
-    known, method, facts = inputs.machine.accelerator, inputs.method or "", inputs.draft
+    known, method = inputs.machine.accelerator, inputs.method or ""
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
             f"nothing can be estimated for `{known.name}`: its bandwidth and FLOP/s are not known",
             hint="leave `--estimate` out to measure, or name another accelerator",
         )
-    tp, stages, config = (
-        inputs.tensor_parallel_size,
-        inputs.pipeline_parallel_size,
-        inputs.target.config,
-    )
-    text, weights, share = text_config(config), target_weights(inputs), 1.0
-    if count := integer(text, *_EXPERTS, default=0, least=0):
-        share = integer(text, *_ACTIVE, default=count) / count
-    table = (weights.output or weights.embeddings) / tp
-    experts_bytes = per_gpu(Weights(experts=weights.experts), inputs, config)
-    dense = per_gpu(weights, inputs, config) - experts_bytes
-    dense -= weights.embeddings / tp if weights.output else 0.0  # a step looks rows up
-    kv, layers = kv_cache(inputs), integer(text, *LAYER_COUNT)
-    bytes_per_weight = number_bytes(inputs.dtype, text)
-    target = Work(
-        dense, layers, float(kv.per_token()) * stages, experts_bytes, share, bytes_per_weight
-    )
-    draft = None
-    if METHODS[method].draft != "text":
-        read, layers = draft_bytes(inputs), 1
-        if METHODS[method].draft != "head" and facts is not None:
-            layers = integer(text_config(facts.config), *LAYER_COUNT)
-        elif facts is None or not weights_of(facts, is_head=True).output:
-            read += table  # a head computes the target's output table, too
-        draft = Work(read, layers, float(kv.per_token(draft=True)))
+    text, weights, kv = text_config(inputs.target.config), target_weights(inputs), kv_cache(inputs)
+    table = weights.output or weights.embeddings
+    read = replace(weights, embeddings=0.0, output=table)  # of the embeddings, rows are looked up
+    per_token = float(kv.per_token()) * inputs.pipeline_parallel_size
+    target = _work(inputs, inputs.target.config, read, integer(text, *LAYER_COUNT), per_token)
+    drafted, draft = draft_weights(inputs) if METHODS[method].draft != "text" else None, None
+    if drafted is not None:
+        layers, config = 1, (inputs.draft or inputs.target).config
+        if inputs.draft is not None:  # else it is one layer of the target's repository
+            layers = integer(text_config(config), *LAYER_COUNT)
+        if METHODS[method].draft != "head":
+            table = drafted.embeddings
+        read = replace(drafted, embeddings=0.0, output=drafted.output or table)
+        draft = _work(inputs, config, read, layers, float(kv.per_token(draft=True)))
+        draft = replace(draft, layer_s=_DRAFT_LAYER_S)
     return StepTimes(
         *(target, draft, context_tokens, known.bandwidth_bytes_per_s, known.flops),
         is_parallel=inputs.is_parallel or METHODS[method].in_one_pass,
-        is_divided=tp > 1,
+        is_divided=inputs.tensor_parallel_size > 1,
     )
+
+
+def _work(
+    inputs: MemoryInputs, config: Mapping[str, Any], read: Weights, layers: int, kv_bytes: float
+) -> Work:
+    """What a model with these weights asks of each accelerator."""
+    text, share = text_config(config), 1.0
+    if count := integer(text, *_EXPERTS, default=0, least=0):
+        share = integer(text, *_ACTIVE, default=count) / count
+    dense = per_gpu(replace(read, experts=0.0), inputs, config)
+    experts = per_gpu(Weights(experts=read.experts), inputs, config)
+    return Work(dense, layers, kv_bytes, experts, share, number_bytes(inputs.dtype, text))
