@@ -310,7 +310,8 @@ class Measurement:
         self.ends_s = math.inf
         """When the time for measuring is up, on the monotonic clock."""
         self._took_s: dict[tuple[str, Point], list[float]] = defaultdict(list)
-        self._starts_s: list[float] = []
+        self.starts_s: dict[str, list[float]] = defaultdict(list)
+        """By variant, how long each start of its server took."""
         if "room" in content:
             self._load_workloads(**content["room"])
 
@@ -379,8 +380,8 @@ class Measurement:
 
         self.launches += 1
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
-            self._starts_s.append(time.monotonic() - began_s)
-            text = f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"
+            self.starts_s[variant.name].append(time.monotonic() - began_s)
+            text = f"{variant.name} is ready after {self.starts_s[variant.name][-1]:.0f}s"
             self.on_progress(Progress(text, is_note=True))
             if server.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.kv_cache_tokens

@@ -52,19 +52,21 @@ class Host:
     """The C++ compiler that torch would call; None where there is none."""
 
 
-def this_host() -> Host:
-    """The machine and the Python that run this."""
+def this_host(python: Path | None = None) -> Host:
+    """The machine that runs this, and the Python: its own, or another one that has a vLLM."""
     from importlib import metadata
 
     from specserve.hardware.accelerators import this_cpu
 
-    script = Path(sys.executable).with_name("vllm")
-    module = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    plugins = metadata.entry_points(group="vllm.general_plugins")
+    program = python or Path(sys.executable)
+    lib, script = program.parents[1] / "lib", program.with_name("vllm")
+    module = (str(program), "-P", "-m", "vllm.entrypoints.cli.main")
+    openmp = lib / "libiomp5.so"
+    folders = [*map(str, lib.glob("python3*/site-packages"))] if python else sys.path
+    packages = metadata.distributions(path=folders)
     return Host(
         program=(*((str(script),) if script.exists() else module), "serve"),
-        plugin=any(point.name == PLUGIN for point in plugins),
+        plugin=any(point.name == PLUGIN for each in packages for point in each.entry_points),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
@@ -87,6 +89,8 @@ class LaunchOptions:
     """Which of several nodes this is."""
     vllm: str | None = None
     """Plan for this version, not for the installed one."""
+    python: Path | None = None
+    """The interpreter that starts it, if that is another one than this."""
     starts: bool = True
     """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
     locked: bool = False
@@ -122,8 +126,9 @@ def plan_launch(
 
         port = free_port(profile.server.host)
     host, is_complete = None, False
-    if vllm.installed is not None:
-        host, missing = this_host(), offline_problems(profile, lock) if lock else []
+    if vllm.installed is not None or options.python is not None:
+        missing = offline_problems(profile, lock) if lock else []
+        host = this_host(options.python)
         if missing and options.locked and options.starts:
             hint = "`specserve pull` downloads what is missing; `specserve lock` records changes"
             raise FactError("some files are not as the lock says", hint=hint, causes=tuple(missing))

@@ -266,17 +266,22 @@ class BenchPlan:
 
 
 def plan_bench(
-    request: BenchRequest, *, notices: Notices, starts: bool = True, together: bool | None = None
+    request: BenchRequest,
+    *,
+    notices: Notices,
+    starts: bool = True,
+    together: bool | None = None,
+    planned: tuple[Profile, tuple[Variant, ...]] | None = None,
 ) -> BenchPlan:
     """Plan a command. `starts`: models, memory and machine are checked, too.
 
-    `together`: whether the servers of the run that is resumed ran at the same time. Raises
-    ProfileError, UsageError.
+    `together`: whether the servers of the run that is resumed ran at the same time. `planned`: a
+    profile's variants, instead of those of the request. Raises ProfileError, UsageError.
     """
     if request.profile == "-" or "-" in request.workloads:
         why = "`bench` cannot read from stdin because the run could not be resumed"
         raise UsageError(why, hint="name a file")
-    profile, variants = plan_variants(request, starts=starts, notices=notices)
+    profile, variants = planned or plan_variants(request, starts=starts, notices=notices)
     if together is None:
         together = side_by_side(variants)
     platform = next((each.plan.platform for each in variants if each.plan is not None), None)

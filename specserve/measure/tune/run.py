@@ -171,7 +171,9 @@ class Tune(Measurement):
     ) -> None:
         """Start the servers if there is time for a round, and send rounds while there is."""
         todo = self._todo(launch, group, points)
-        start_s = max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
+        start_s = max(
+            map(max, self.starts_s.values()), default=ASSUMED_SPEEDS[self.plan.platform].start_s
+        )
         starts = sum(each.name not in self._baseline for each in group)
         needed_s = starts * start_s + self._round_s(group, points)
         if not todo or time.monotonic() + needed_s > self._ends_s:
@@ -183,7 +185,9 @@ class Tune(Measurement):
         with self.session(group, label=label, beside=self._baseline) as session:
             servers, driver = session
             left_s = self._ends_s - time.monotonic()
-            own_s = (left_s - later * max(self._starts_s, default=0.0)) / (later + 1)
+            own_s = (left_s - later * max(map(max, self.starts_s.values()), default=0.0)) / (
+                later + 1
+            )
             if own_s < self._round_s(group, points):
                 own_s = left_s  # there is no room for the others in any case
             self.ends_s = time.monotonic() + own_s
