@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from specserve.checks.rule import Context, Rule, Violation
@@ -17,6 +17,8 @@ from specserve.vllm.versions import judged_versions
 
 UNUSED_IGNORE = Code("SD100", "unused-ignore", Severity.WARNING)
 _COMMENT = r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]"
+_LEFT_OPEN = "# - TODO: "
+"""How the comment begins that `convert` writes about a value that its source does not say."""
 _BY_VLLM, _REFUSED = "SD5", "SD501"
 """What vLLM says, and its refusal, which stands beside whatever else is found there."""
 _OF_READING = "SD290"
@@ -102,7 +104,7 @@ def run_rules(context: Context, *, problems: Iterable[Finding] = ()) -> RuleRun:
         if rule.in_lint or there[rule.needs]:
             found.extend(_finding(rule, each, context) for each in rule.check(context))
             sure |= {rule.code} if there[rule.needs] else set()
-    found = [*problems, *_without_repeats(found)]
+    found = [*problems, *_left_open(context.profile.file), *_without_repeats(found)]
     if context.profile.file == COMMAND:  # it has no place for comments: policy is a warning there
         found = [
             each._replace(severity=Severity.WARNING)
@@ -182,15 +184,30 @@ def _suppressed(
     return kept, hidden
 
 
-def _comments(file: str) -> dict[tuple[str, int, str], Span]:
-    """The ignore comments of a file: by file, line and code, with the place of the code."""
+def _left_open(file: str) -> Iterator[Finding]:
+    """An error for each value of a converted profile that is still missing."""
+    for number, line in _lines_with(_LEFT_OPEN, file):
+        if line.startswith(_LEFT_OPEN):
+            text, place = "`convert` left this open", Span(file, number, 1, number, len(line) + 1)
+            help_ = "write what is missing, then delete this comment"
+            name = "wrong-argument-value"
+            yield Finding("SD105", name, Severity.ERROR, text, place, help=help_)
+
+
+def _lines_with(mark: str, file: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a file that holds these characters; none of any other."""
     try:
         data = read(file, again=True)
-        text = data.decode("utf-8-sig") if b"specserve:" in data else ""
+        text = data.decode("utf-8-sig") if mark.encode() in data else ""
     except (OSError, ValueError):
-        return {}  # an override of the command line, or no longer there
+        return  # an override of the command line, or no longer there
+    yield from enumerate(text.splitlines(), start=1)
+
+
+def _comments(file: str) -> dict[tuple[str, int, str], Span]:
+    """The ignore comments of a file: by file, line and code, with the place of the code."""
     found = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in _lines_with("specserve:", file):
         for comment in re.finditer(_COMMENT, line):
             for match in re.finditer(r"[A-Z0-9]+", comment[1]):
                 first, last = (comment.start(1) + at + 1 for at in match.span())

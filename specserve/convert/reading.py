@@ -151,7 +151,7 @@ def of_process(pid: int) -> Launch:
         raise FactError(f"process {pid} is another user's", hint="run it as that user") from error
     kept = {name: Word(one, _PLACE) for name, one in environ.items() if OF_AN_ENGINE.match(name)}
     dropped = len(environ) - len(kept)
-    note = Note("", f"{dropped} variables that no engine reads, by their names, are left out")
+    note = Note("", f"{dropped} variables are left out: no engine reads any of their names")
     given = replace(found[0], env={**kept, **found[0].env}, notes=[*found[0].notes, note])
     given.folder, given.is_contained = folder, is_contained
     return with_settings(given, folder=Path(folder))
@@ -184,7 +184,7 @@ def of_server(url: str, models: Mapping[str, Mapping[str, Any]], text: str) -> L
         words += [f"--{flag}", value] if value != "auto" else []
     if cache and 'enable_prefix_caching="False"' in cache[0]:
         words.append("--no-enable-prefix-caching")
-    said = [("the server does not tell `tensor_parallel_size`, `quantization` and much more", "")]
+    said = [("the server does not report `tensor_parallel_size`, `quantization` and much more", "")]
     try:
         counts = [len(one.accepted_per_position) for one in read_metrics(text).acceptance.values()]
     except FactError:

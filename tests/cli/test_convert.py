@@ -70,6 +70,8 @@ def test_a_block_that_cannot_be_read_is_an_error_and_no_note(
     if "[" not in value:
         assert "so `speculation` is missing from the profile" in err and "# - TODO: " in out
         assert "`TODO` marks each missing value there" in err
+        assert _run(["lint", str(write(out, "my.yaml"))]) == 1
+        assert "error[SD105]: `convert` left this open\n" in capsys.readouterr().out
 
 
 def test_notes_have_the_lines_of_what_they_are_about_in_order(

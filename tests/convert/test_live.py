@@ -80,7 +80,7 @@ def test_a_process_is_converted_with_its_environment_and_its_folder(
     }
     assert KEY not in out + err and "hf_abc" not in out + err
     assert f"# Converted from `vllm serve` in process {pid}.\n" in out
-    assert "variables that no engine reads, by their names, are left out" in err
+    assert "variables are left out: no engine reads any of their names" in err
 
 
 def test_a_process_that_is_no_vllm_names_the_one_beside_it(
@@ -133,7 +133,7 @@ def test_a_server_tells_its_model_k_and_cache_and_the_rest_is_open(
         "server": {"host": "127.0.0.1", "port": int(url.rpartition(":")[2]), "served_model_name": "qwen"},
     }
     assert "the server speculates with K = 4, with an unknown method and draft" in err
-    assert "does not tell `tensor_parallel_size`, `quantization` and much more" in err
+    assert "does not report `tensor_parallel_size`, `quantization` and much more" in err
     assert set(keys) == {None}
 
 
