@@ -65,10 +65,13 @@ def bench_plan(plan: BenchPlan) -> str:
     minutes = math.ceil((launches * speed.start_s + min(round_s, plan.budget_s)) / 60)
     answer = (
         f"This is a dry run: nothing is started. It would take about {minutes} min (assumed, not "
-        f"measured: {speed.start_s:g} s a launch, {speed.tokens_per_s:g} tokens/s a request); "
-        f"where that decides nothing, up to {duration(plan.budget_s)} of measuring (`--budget`), "
-        "without the launches."
+        f"measured: {speed.start_s:g} s a launch, {speed.tokens_per_s:g} tokens/s a request)."
     )
+    if not plan.request.quick:
+        answer += (
+            f" If that decides nothing, it measures on for up to {duration(plan.budget_s)} in all "
+            "(`--budget`), launches not counted."
+        )
     variants = [(each.name, each.url or variant_words(each.info)) for each in plan.variants]
     together = [("", ", ".join(each.variants)) for each in plan.sessions]
     points = [("", f"{each}: {requests(each)} requests in a launch") for each in plan.points]
