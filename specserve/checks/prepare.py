@@ -84,7 +84,7 @@ def check_launch(
     for estimate in known.context.memory.values():
         if (cost := estimate.draft_cost) and not cost.is_little:
             named = f" of `{options.alternative}`" if options.alternative else ""
-            notices.say(f"the draft{named} costs {cost}")
+            notices.say(f"the draft{named} costs about {cost}")
     for item, finding in zip(known.unread, broken, strict=True):
         if finding is None:
             notices.warn(f"not checked: {item.error.message}")

@@ -94,7 +94,8 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
             words.append(f"maximum concurrency {many} for requests of {length} on {where}")
         if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
-            words.append(f"{what} costs {memory.draft_cost}")
+            about = "" if memory.basis == "vllm" else "about "
+            words.append(f"{what} costs {about}{memory.draft_cost}")
     if verdict.tokenizer:
         found = verdict.tokenizer.verdict.replace("not_checked", "not compared")
         words.append(f"tokenizers {found}")
