@@ -123,7 +123,7 @@ def test_anything_else_is_no_range_of_versions(problems: Problems, text: str) ->
         ("target: {model: x}\nfrontend: {api_key: hush}",
          "2:12 SD005 `api_key` does not belong in `frontend` | write it as `server.api_key_env`"),
         ("target: {model: x}\nspeculation: {model: x}",
-         "2:1 SD007 `speculation.method` is missing | The speculation method, such as `draft_model`, `eagle3` or `ngram`."),
+         "2:1 SD007 `speculation.method` is missing | The speculation method, such as `draft_model` or `ngram`."),
         ("target: {model: x}\nspeculation: {method: }",
          f"2:23 SD006 `speculation.method` must be {_ALL}; found nothing"),
         ("target: {model: x}\nspeculation: {methud: ngram}",
