@@ -43,7 +43,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Become:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
-        monkeypatch.setattr(launch, "this_host", lambda: facts)
+        monkeypatch.setattr(launch, "this_host", lambda _: facts)
 
     return become
 
