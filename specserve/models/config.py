@@ -10,6 +10,7 @@ from specserve.errors import FactError
 Config = Mapping[str, Any]
 _LARGEST = 1 << 40
 LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OF_HEAD = "transformer_layer_config"  # in heads of the speculators library
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", _OF_HEAD)
 _OF_THE_WHOLE = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings", "model_type")

@@ -110,6 +110,10 @@ def published(model: str) -> ModelFacts | None:
 @lru_cache
 def _published() -> dict[str, dict[str, Any]]:
     models: dict[str, dict[str, Any]] = json.loads(_FILE.read_bytes())["models"]
+    for name, entry in models.items():
+        if base := models.get(entry.get("like", "")):
+            config = {**base["config"], **entry.get("config", {})}
+            models[name] = {**base, "is_whole": False, **entry, "config": config}
     return models
 
 

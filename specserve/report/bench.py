@@ -374,6 +374,8 @@ def estimate_text(found: TuneEstimate) -> str:
             f" No speedup at concurrency {loads}: about {found.most_requests:,} such requests run "
             "at once, and the others wait (KV cache or `max_num_seqs`)."
         )
+    if found.is_draft_assumed:
+        legend += " The head's files are not here: sizes are those that such heads usually have."
     if METHODS[found.method].draft == "text":
         legend += " An upper limit: every step is taken to find a match."
     blocks: list[Block] = [Table([*map(Column, names)], rows, keys=2), legend]

@@ -62,6 +62,9 @@ def _about(draft: Draft) -> Items:
         found = f"{each.speedup:g}x as fast" if each.speedup else ""
         found = f"{each.rate:.0%} of the draft tokens accepted" if each.rate else found
         found = f"{each.length:g} tokens/step" if each.length else found
+        if each.lengths:
+            found = f"{', '.join(f'{length:.2f}' for length in each.lengths)} tokens/step"
+            found += f" with K = 1 to {len(each.lengths)}"
         at = f", K = {each.k}" if each.k else ""
         at += "" if each.temperature is None else f", temperature {each.temperature:g}"
         lines.append(f"{found} ({each.workload}{at})")

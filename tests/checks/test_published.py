@@ -125,8 +125,9 @@ def test_what_nobody_published_and_a_directory_without_weights_have_no_estimate(
 @pytest.mark.parametrize("model", sorted(ENTRIES))
 def test_an_entry_names_its_source_holds_no_hash_and_has_a_known_shape(model: str) -> None:
     entry = ENTRIES[model]
-    assert set(entry) - {"is_whole", "weights", "mtp"} == {"source", "config"} and entry["source"]
-    assert not {"_commit_hash", "_name_or_path", "transformers_version"} & entry["config"].keys()
+    assert set(entry) - {"is_whole", "weights", "mtp", "config"} == {"source", *({"like"} & set(entry))}
+    assert entry["source"] and (entry.get("config") or entry["like"] in ENTRIES)
+    assert not {"_commit_hash", "_name_or_path", "transformers_version"} & entry.get("config", {}).keys()
     facts = published(model)
     assert facts is not None and facts.commit is None and not facts.files
     assert (published_weights(model, "weights") is None) is (model in BY_VLLM_ALONE)

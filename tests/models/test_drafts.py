@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 
-from specserve.models.drafts import AS_OF, Draft, catalogue, drafts_for
+from specserve.models.drafts import AS_OF, Draft, assumed_head, catalogue, drafts_for
+from specserve.models.facts import published
+from specserve.models.sizes import weights_of
 from specserve.models.tokenizers import plain_name
 from specserve.vllm.speculation import METHODS
 
@@ -34,9 +37,28 @@ def test_an_entry_names_its_models_a_method_and_a_public_page_and_its_figures_ca
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", source.date) for source in entry.sources if source.date)
     assert entry.num_speculative_tokens is None or 1 <= entry.num_speculative_tokens <= 32
     for said in entry.reported:
-        assert said.length or said.rate or said.speedup
+        assert said.length or said.rate or said.speedup or said.lengths
+        assert all(1 < length <= k + 1 for k, length in enumerate(said.lengths, start=1))
         assert said.length is None or 1 <= said.length <= (said.k or 32) + 1
         assert said.rate is None or 0 < said.rate <= 1
+
+
+@pytest.mark.parametrize(
+    ("target", "model"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        ("Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3"),
+        ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
+    ],
+)
+def test_a_head_whose_files_are_not_here_is_as_large_as_such_heads_are(target: str, model: str) -> None:
+    facts, known = published(target), published(model)
+    assert facts is not None and known is not None
+    assumed = assumed_head(model, facts)
+    assert assumed is not None and assumed_head("org/unknown", facts) is None
+    own, usual = (replace(weights_of(each, is_head=True), embeddings=0.0) for each in (known, assumed))
+    assert astuple(usual) == pytest.approx(astuple(own), rel=0.01)
 
 
 @pytest.mark.parametrize(

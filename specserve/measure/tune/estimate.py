@@ -22,7 +22,8 @@ from specserve.measure.verdict import Estimate
 from specserve.memory.estimate import estimate as estimate_memory
 from specserve.memory.gpu import draft_weights, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
-from specserve.models.config import LAYER_COUNT, integer, text_config
+from specserve.models.config import EXPERTS, LAYER_COUNT, integer, text_config
+from specserve.models.drafts import assumed_head
 from specserve.models.facts import published
 from specserve.models.sizes import Weights, number_bytes
 from specserve.profile.load import load_profile
@@ -32,7 +33,6 @@ from specserve.vllm.speculation import METHODS
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
 _ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HINT = (
     "`--acceptance 0.7` is the probability of each draft token, given the one before; `3.6@4` is a "
     "mean acceptance length at K = 4, as `specserve watch` and `specserve ask` show it"
@@ -75,6 +75,8 @@ class TuneEstimate:
     waiting: tuple[int, ...]
     """Loads at which further requests wait, so that no speedup is estimated."""
     points: tuple[EstimatedPoint, ...]
+    is_draft_assumed: bool = False
+    """Whether the draft's files are not here: its sizes are those of other heads of its method."""
     basis: str = "estimated"
 
 
@@ -195,16 +197,20 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
     if machine.count * machine.nodes < (ranks := world_size(profile)):
         machine = replace(machine, count=ranks, nodes=1)
     known = collect(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
-    for unread in known.unread:
-        if not unread.path.startswith("alternatives.") and unread.published is None:
-            raise unread.error
     target = known.context.target or published(profile.target.model)
-    assert target is not None  # else it is among the unread
     draft = known.context.drafts.get("speculation")
-    draft = draft or (published(block.model) if block.model else None)
+    draft, assumed = draft or (published(block.model) if block.model else None), None
+    if target and block.model and draft is None:
+        draft = assumed = assumed_head(block.model, target)
+    for unread in known.unread:
+        is_known = unread.published or (assumed and unread.path == "speculation.model")
+        if not (is_known or unread.path.startswith("alternatives.")):
+            raise unread.error
+    assert target is not None  # else it is among the unread
     inputs = memory_inputs_of(known.context, block, target, draft)
     k_max = request.most_tokens or USUAL_MOST_TOKENS
-    return estimate(inputs, acceptance=probability, loads=loads or DEFAULT_LOADS, k_max=k_max)
+    found = estimate(inputs, acceptance=probability, loads=loads or DEFAULT_LOADS, k_max=k_max)
+    return replace(found, is_draft_assumed=assumed is not None)
 
 
 def estimate(
@@ -273,7 +279,7 @@ def _work(
 ) -> Work:
     """What a model with these weights asks of each accelerator."""
     text, share = text_config(config), 1.0
-    if count := integer(text, *_EXPERTS, default=0, least=0):
+    if count := integer(text, *EXPERTS, default=0, least=0):
         share = integer(text, *_ACTIVE, default=count) / count
     dense = per_gpu(replace(read, experts=0.0), inputs, config)
     experts = per_gpu(Weights(experts=read.experts), inputs, config)
