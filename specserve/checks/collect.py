@@ -13,6 +13,7 @@ from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.locking import drifts_from, lock_of, locked, model_uses
 from specserve.profile.schema import Profile, Speculation, world_size
+from specserve.vllm.speculation import SCHEDULE
 from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:
@@ -228,7 +229,12 @@ def with_verdicts(
             missing["vllm"] = why
         if questions:
             without, *others = (next(verdicts) for _ in questions)
-            said = tuple(replace(each, without=without) for each in others) or (without,)
+            fixed = {each.path: each for each in others if each.path.endswith(SCHEDULE)}
+            said = tuple(
+                replace(each, without=without, fixed=fixed.get(f"{each.path}.{SCHEDULE}"))
+                for each in others
+                if each.path not in fixed
+            ) or (without,)
             context = replace(context, vllm=said)
             with suppress(FactError):  # why there is no estimate is said already
                 context = replace(context, memory=_estimates(context, facts.shapes))

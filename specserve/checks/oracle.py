@@ -36,7 +36,7 @@ from specserve.models.hub import answer_cache
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation, Target
-from specserve.vllm.speculation import METHODS
+from specserve.vllm.speculation import METHODS, SCHEDULE
 from specserve.vllm.versions import known_versions, table
 
 _TARGET, _DRAFT = "target", "draft"
@@ -168,7 +168,7 @@ def named(profile: Profile, *, draft: bool) -> Profile:
 def questions_about(
     context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmToAsk
 ) -> list[VllmQuestion]:
-    """The launch without speculation, and that of each variant.
+    """The launch without speculation, that of each variant, and that of each without its schedule.
 
     `shapes`: the models by path of their block. Variants whose models are not known are left out.
     Raises FactError for a machine that cannot be pretended, UsageError for what cannot be planned.
@@ -182,10 +182,13 @@ def questions_about(
     for variant in context.variants:
         if variant.model is None or variant.method == "custom_class" or variant.path in shapes:
             blocks[variant.path] = variant.block
+            if variant.get(SCHEDULE):
+                keys = {key: value for key, value in variant.block.keys.items() if key != SCHEDULE}
+                blocks[f"{variant.path}.{SCHEDULE}"] = replace(variant.block, keys=keys)
     for path, block in blocks.items():
         launched, beside = replace(context.profile, speculation=block), tuple[int, ...]()
         platform = "cpu" if machine.is_cpu else "cuda"
-        target, draft = shapes["target"], shapes.get(path)
+        target, draft = shapes["target"], shapes.get(path.removesuffix(f".{SCHEDULE}"))
         plan = launch(
             named(launched, draft=draft is not None),
             table=accepted,

@@ -42,6 +42,8 @@ class VllmVerdict:
     """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
     without: VllmVerdict | None = None
     """Of the same launch without speculation; None if this is that one."""
+    fixed: VllmVerdict | None = None
+    """Of the same launch without its schedule of K; None if it has no schedule."""
     refused: str | None = None
     not_judged: str | None = None
     """Why the question could not be answered here."""

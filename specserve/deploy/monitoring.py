@@ -12,6 +12,7 @@ import yaml
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.profile.schema import Profile
 from specserve.profile.writer import Commented, yaml_text
+from specserve.vllm.speculation import SCHEDULE
 
 POOL_LABEL = "specserve_pool"
 """Tells the series of a server (`main`) and of its canary (`canary`) apart."""
@@ -115,7 +116,7 @@ def _canary_losses(window: str, profile: Profile, canary: Profile) -> dict[str, 
         return [f"({above} / ({below} > 0))" for above, below in parts]
 
     losses = {}
-    keys = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    keys = ("num_speculative_tokens", SCHEDULE)
     blocks = [one.speculation.keys for one in (profile, canary) if one.speculation]
     if len(blocks) == 2 and all(blocks[0].get(key) == blocks[1].get(key) for key in keys):
         mine, main = ratios(_ACCEPTED, _DRAFTED)

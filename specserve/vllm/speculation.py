@@ -22,6 +22,8 @@ class Method(NamedTuple):
 
 
 _K = "num_speculative_tokens"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+"""The key that says K by the number of requests in a batch."""
 METHODS: Mapping[str, Method] = {
     "draft_model": Method("model", ("draft", "draft_model"), ("model", _K)),
     "ngram": Method("text", ("ngram",), (_K,)),

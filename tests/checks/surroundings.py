@@ -14,6 +14,7 @@ from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.hub import read_model
 from specserve.models.lock import Drift
 from specserve.profile.schema import Profile
+from specserve.vllm.speculation import SCHEDULE
 from specserve.vllm.versions import judged_versions
 
 GIB = 2**30
@@ -39,6 +40,11 @@ def answers(rule: Rule, loaded: Profile) -> tuple[VllmVerdict, ...]:
         answer = replace(_SERVED, changed=(change,))
     if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
         answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))
+    if rule.code == "SD504" and loaded.speculation and SCHEDULE in loaded.speculation.keys:
+        runs = replace(_SERVED, effective={"model_runner": "V2", "cudagraph_mode": "FULL_AND_PIECEWISE"})
+        words = "Overriding cudagraph_mode from FULL_AND_PIECEWISE to PIECEWISE"
+        now = {**runs.effective, "cudagraph_mode": "PIECEWISE"}
+        answer = replace(runs, path="speculation", effective=now, warnings=(words,), fixed=runs)
     return (replace(answer, basis="vLLM 0.33.0, 1 x H100-80GB"),)
 
 

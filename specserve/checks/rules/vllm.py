@@ -11,12 +11,12 @@ from specserve.checks.rule import ERROR, INFO, WARNING, Context, Violation, Viol
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.vllm.arguments import ArgumentProblem
+from specserve.vllm.speculation import SCHEDULE
 from specserve.vllm.versions import known_versions, table
 
 if TYPE_CHECKING:
     from specserve.checks.oraclechild import VllmVerdict
 
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _FLAG = r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b"
 _LONGEST = 300
 """Characters of vLLM's words that are shown."""
@@ -68,14 +68,14 @@ def unknown_key(ctx: Context) -> Violations:
 def wrong_value(ctx: Context) -> Violations:
     """A schedule of K that vLLM refuses, or an accelerator that specserve does not know."""
     for variant in ctx.variants:
-        rows = sorted(variant.get(_SCHEDULE) or ())
+        rows = sorted(variant.get(SCHEDULE) or ())
         ends = [0, *(last for _, last, _ in rows)]
         pairs = zip(ends, rows, strict=False)
         is_late = bool(rows) and rows[0][0] > 1
         if is_late or any(not end < first <= last for end, (first, last, _) in pairs):
             text = "the ranges of batch sizes overlap, or do not start at 1"
             help_ = "write `[first, last, K]` for each, both ends included, from batch size 1 on"
-            yield variant.violation(_SCHEDULE, text, help=help_)
+            yield variant.violation(SCHEDULE, text, help=help_)
     if ctx.platform == "gpu" and ctx.profile.hardware is not None:
         from specserve.hardware.accelerators import accelerator
 
@@ -149,11 +149,40 @@ def warned_by_vllm(ctx: Context) -> Violations:
         changed = [item.argument.rpartition(".")[2] for item in judged.changed]
         usual = judged.without.warnings if judged.without else ()
         for text in judged.warnings:
-            if not any(name in text for name in changed):
+            is_told = text in _by_schedule(judged)
+            if not is_told and not any(name in text for name in changed):
                 notes = [] if text in usual or judged.without is None else ["only with speculation"]
                 notes.append(f"basis: {judged.basis}")
                 place = _place(ctx, judged, text)
                 yield Violation(place, f"vLLM warns: {_short(text)}", notes=tuple(notes))
+
+
+@rule("SD504", INFO, needs="vllm")
+def changed_by_schedule(ctx: Context) -> Violations:
+    """A schedule of K changes more than K: vLLM runs other CUDA graphs, or another runner."""
+    for judged in ctx.vllm:
+        before, now = judged.fixed.effective if judged.fixed else {}, judged.effective
+        words = [
+            f"{len(now[name])} graph sizes instead of {len(was)}"
+            if isinstance(was, list)
+            else f"`{name}` is {now[name]} instead of {was}"
+            for name, was in before.items()
+            if now.get(name, was) != was
+        ]
+        if words:
+            said = [f"vLLM: {_short(text)}" for text in _by_schedule(judged)]
+            if now.get("cudagraph_mode") == "PIECEWISE" != before["cudagraph_mode"]:
+                said.append("it cost 14 % at one request in vllm-project/vllm#49548")
+            text = f"the schedule changes more than K: {'; '.join(words)}"
+            basis = f"basis: {judged.basis}, asked with the schedule and without"
+            yield Violation(f"{judged.path}.{SCHEDULE}", text, notes=(*said, basis))
+
+
+def _by_schedule(judged: VllmVerdict) -> list[str]:
+    """What vLLM warns of because of a schedule that changes how it runs."""
+    if judged.fixed is None or judged.fixed.effective == judged.effective:
+        return []
+    return [text for text in judged.warnings if text not in judged.fixed.warnings]
 
 
 def _place(ctx: Context, judged: VllmVerdict, text: str, *, loc: Iterable[str] = ()) -> str:

@@ -30,14 +30,14 @@ from specserve.measure.bench.plan import (
 from specserve.measure.bench.result import Point
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
-from specserve.vllm.speculation import METHODS
+from specserve.vllm.speculation import METHODS, SCHEDULE
 
 ROUNDS = 8
 """Rounds over all points; each of them has one block of requests for every point."""
 USUAL_MOST_TOKENS = 8
 _MAX_TOKENS = {"cpu": 48, "cuda": 256}
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
-_K, _SCHEDULE = "num_speculative_tokens", "num_speculative_tokens_per_batch_size"
+_K = "num_speculative_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Setting:
         if self.last_batch is None:
             return {_K: most}
         above = [self.edge, self.largest_load, self.tokens_above]
-        return {_K: most, _SCHEDULE: [[1, self.last_batch, self.tokens], above]}
+        return {_K: most, SCHEDULE: [[1, self.last_batch, self.tokens], above]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     files = sources(request.workloads)
     prompts_of((point.workload for point in points), files)  # refused before any launch
     keys = {
-        key: value for key, value in profile.speculation.keys.items() if key not in (_K, _SCHEDULE)
+        key: value for key, value in profile.speculation.keys.items() if key not in (_K, SCHEDULE)
     }
     given = str(profile.speculation.keys.get(_K) or 1)
     own, most_requests = int(given) if given.isdigit() else 1, profile.engine.get("max_num_seqs")
