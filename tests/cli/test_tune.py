@@ -88,6 +88,14 @@ def test_the_answer_comes_first_and_loads_that_would_wait_have_none(told: Told, 
     assert all(len(line) <= 80 for line in said.splitlines())
 
 
+def test_a_head_of_the_catalogue_needs_no_hub_and_a_stranger_does(told: Told, profile: Path) -> None:
+    head = "method: eagle3, model: AngelSlim/Qwen3-32B_eagle3"
+    profile.write_text(QWEN.replace("method: draft_model, model: Qwen/Qwen3-1.7B", head))
+    assert points(told, profile, "--estimate", "H200-141GB", *HALF)["is_draft_assumed"]
+    profile.write_text(QWEN.replace("Qwen/Qwen3-1.7B", "org/draft"))
+    assert "`org/draft` is not in the Hub cache" in told(2, "tune", profile, *H100, *HALF)[1]
+
+
 def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(told: Told, profile: Path) -> None:
     content = points(told, profile, "--estimate", "2xA100-80GB", "--acceptance", "3.6@4", "-c", "1,8")
     assert (content["version"], content["basis"], content["count"]) == (1, "estimated", 2)
