@@ -32,6 +32,7 @@ _ALTERNATIVE = (
     " (default: all are measured)."
 )
 _WITH = "Also compare this profile or running server; repeatable."
+_RATE = "Send so many requests/s on average instead, at random times, such as 0.5,2."
 _LAUNCHES = "Start each server this many times (default: 2; with --quick 1)."
 _BUDGET = "Stop measuring after this long, not counting launches (default: 30m)."
 _OUTPUT = "Write the run to this directory (default: one in the state folder)."
@@ -45,6 +46,7 @@ def bench(
     quick: Annotated[bool, flag("--quick", _QUICK)] = False,
     workload: options.Workloads = None,
     concurrency: options.Concurrency = None,
+    request_rate: Annotated[str | None, option("LIST", _RATE, "--request-rate")] = None,
     temperature: options.Temperature = None,
     alternative: Annotated[list[str] | None, option("NAME", _ALTERNATIVE, "--alternative")] = None,
     with_: Annotated[list[str] | None, option("[LABEL=]PROFILE|URL|NAME", _WITH, "--with")] = None,
@@ -63,7 +65,8 @@ def bench(
     in short blocks that take turns. The 95 % confidence interval of the speedup decides. PAYS: it
     lies above 1.03 (and the 99.5 % interval above 1). COSTS: it lies below 0.97 (and the 99.5 %
     interval below 1). NO DIFFERENCE: it lies between 0.97 and 1.03. INCONCLUSIVE: anything else.
-    Each load is measured until its verdict is clear or the budget ends.
+    Each load is measured until its verdict is clear or the budget ends. At a --request-rate, the
+    speedup is that of the median end-to-end latency.
 
     Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its
     whole confidence interval is on the wrong side; 2 if nothing could be measured; 130 if
@@ -72,6 +75,7 @@ def bench(
     \b
     specserve bench configs/demo.yaml --quick
     specserve bench big.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
+    specserve bench my.yaml --request-rate 0.5,2
     specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
     specserve bench --show RUN --format markdown
     """
@@ -87,6 +91,8 @@ def bench(
         return
     if resume is None and profile is None:
         raise UsageError("no profile is given", hint="try `specserve bench PROFILE --quick`")
+    hint = "at a request rate, as many requests run as have arrived"
+    refuse_together(concurrency=concurrency, request_rate=request_rate, hint=hint)
     refuse_together(resume=resume, output=output)
     refuse_together(resume=resume, dry_run=dry_run)
     refuse_together(dry_run=dry_run, format=format != "text")
@@ -95,6 +101,7 @@ def bench(
         quick=quick,
         workloads=tuple(workload or ()),
         concurrency=concurrency,
+        request_rate=request_rate,
         temperature=temperature,
         alternatives=None if alternative is None else tuple(alternative),
         others=tuple(with_ or ()),

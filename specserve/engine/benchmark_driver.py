@@ -1,12 +1,14 @@
 """vLLM's own load generator behind JSON lines on the standard streams.
 
 In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url",
-"model", "endpoint": "completions" | "chat/completions", "concurrency": n, "extra_body": {…},
-"api_key_env": NAME | null, "ssl_verify": bool, "requests": [{"id", "prompt" | "messages",
-"max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once, then for each pass a
-`request` as each is answered and a `pass` at its end; or `failed`, with the pass if it alone
-failed. vLLM's own output goes to stderr. A key comes from the variable that the pass names, and
-from nowhere else.
+"model", "endpoint": "completions" | "chat/completions", "concurrency": n | null, "request_rate":
+requests/s | null, "seed": n, "extra_body": {…}, "api_key_env": NAME | null, "ssl_verify": bool,
+"requests": [{"id", "prompt" | "messages", "max_tokens", "extra_body": {…}}]}`. A request rate is
+a Poisson process, and two passes of one seed have the same arrivals.
+
+Out, on what was stdout: `ready` once, then for each pass a `request` as each is answered and a
+`pass` at its end; or `failed`, with the pass if it alone failed. vLLM's own output goes to
+stderr. A key comes from the variable that the pass names, and from nowhere else.
 
 Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and
 lib.endpoint_request_func), so that figures compare with those of `vllm bench serve`; what its
@@ -55,6 +57,7 @@ def listen_along() -> None:
 
 async def run_pass(lines: JsonLines, wanted: dict[str, Any]) -> None:
     """One pass: its requests as they are answered, then the pass."""
+    import numpy
     from vllm.benchmarks import serve
     from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
@@ -83,6 +86,7 @@ async def run_pass(lines: JsonLines, wanted: dict[str, Any]) -> None:
         )
         for each in wanted["requests"]
     ]
+    numpy.random.seed(wanted.get("seed"))  # what serve.get_request draws the arrivals from
     cpu_s, started = time.process_time(), time.perf_counter()
     result = await serve.benchmark(  # the same names from 0.26 to 0.33
         task_type=serve.TaskType.GENERATION,
@@ -94,7 +98,7 @@ async def run_pass(lines: JsonLines, wanted: dict[str, Any]) -> None:
         tokenizer=None,
         input_requests=requests,
         logprobs=None,
-        request_rate=float("inf"),
+        request_rate=wanted.get("request_rate") or float("inf"),
         burstiness=1.0,
         disable_tqdm=True,
         num_warmups=0,

@@ -229,7 +229,9 @@ class Running:
             "model": self.model,
             "endpoint": "chat/completions" if "messages" in requests[0] else "completions",
             "requests": requests,
-            "concurrency": point.concurrency,
+            "concurrency": point.concurrency or None,
+            "request_rate": point.request_rate,
+            "seed": block.seed,
             "extra_body": {"temperature": point.temperature},
             "api_key_env": self.variant.api_key_env,
             "ssl_verify": self.variant.plan is None,  # that of a server of ours is not checked
@@ -428,7 +430,7 @@ class Measurement:
     def _warm_up(self, server: Running, generator: LoadGenerator) -> None:
         """Other prompts at the highest load and each temperature make graphs and caches."""
         least, most = _WARM_UP_LOADS
-        load = min(max(least, *(point.concurrency for point in self.points)), most)
+        load = min(max(least, *(math.ceil(point.load) for point in self.points)), most)
         kind = next(iter(self.workloads.values()))
         warm = load_warm_up(kind, max_model_len=server.client.max_model_len(server.model))
         prompts = [

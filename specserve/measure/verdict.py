@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from importlib import import_module
+from statistics import pvariance
 from typing import Any, Literal, NamedTuple
 
 from specserve.errors import FactError
@@ -141,12 +142,56 @@ def ratio(
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
     `between`: the variance that one launch adds: another start of a server is not as fast.
     """
-    return _estimate((variant, 1.0), (against, -1.0), between_launches=between)
+    return _rates((variant, 1.0), (against, -1.0), between_launches=between)
 
 
 def rate(samples: Sequence[RateSample]) -> LogEstimate | None:
     """Return one rate, all amounts over all costs; None if it is not positive."""
-    return _estimate((samples, 1.0), between_launches=0.0)
+    return _rates((samples, 1.0), between_launches=0.0)
+
+
+def quantile_ratio(
+    variant: Sequence[RateSample],
+    *,
+    against: Sequence[RateSample],
+    at: float,
+    between: float = 0.0,
+) -> LogEstimate | None:
+    """Return a quantile of the costs of `against` over that of `variant`; None without costs.
+
+    The wider of two errors counts. By ranks (Woodruff, 1952): what each value does to a quantile
+    follows from the quantile's own interval; values are alike within prompts and blocks, as in
+    `ratio`. And by leaving out each block: if both servers rank their answers alike, ranks hide how
+    far these move. Bounds are infinite if a side has too few values for an interval by ranks.
+    """
+    sides = ((variant, -1.0), (against, 1.0))
+    blocks = {(each.launch, each.block) for samples, _ in sides for each in samples}
+
+    def log_ratio(left_out: object = None) -> float:
+        return sum(
+            # an answer in one piece takes no time for each token
+            sign * math.log(max(quantile(costs, at), 1e-6))
+            for samples, sign in sides
+            if (costs := [s.cost for s in samples if (s.launch, s.block) != left_out])
+        )
+
+    parts, is_bounded = list[_Part](), len(blocks) > 1
+    for samples, sign in sides:
+        if not samples:
+            return None
+        costs, count = sorted(max(each.cost, 1e-6) for each in samples), len(samples)
+        value, (low, high) = quantile(costs, at), quantile_ranks(count, at)
+        is_bounded = is_bounded and high <= count
+        slope = math.log(costs[min(high, count) - 1] / costs[low - 1]) / (high - low)
+        for each in samples:
+            parts.append(_Part(each, sign * slope * (at - (each.cost <= value)), 1 / count))
+    found = _estimate(log_ratio(), parts, between_launches=between)
+    if not is_bounded:
+        return replace(found, error=math.inf)
+    freedom = len(blocks) - 1
+    left_out = freedom * pvariance(map(log_ratio, blocks)) + between / found.launches
+    error = max(found.error, math.sqrt(left_out))
+    return replace(found, error=error, freedom=min(found.freedom, freedom))
 
 
 class _Part(NamedTuple):
@@ -157,14 +202,10 @@ class _Part(NamedTuple):
     weight: float
 
 
-def _estimate(
+def _rates(
     *sides: tuple[Sequence[RateSample], float], between_launches: float
 ) -> LogEstimate | None:
-    """Return the sum of the logarithms of the sides' rates, each with its sign.
-
-    Parts are alike within prompts and within blocks. A block is a pair: the same requests to both
-    variants. What a launch adds is known, not estimated: two would leave one degree of freedom.
-    """
+    """Return the sum of the logarithms of the sides' rates, each with its sign."""
     log, parts = 0.0, list[_Part]()
     for samples, sign in sides:
         amount = math.fsum(each.amount for each in samples)
@@ -175,6 +216,15 @@ def _estimate(
         for each in samples:
             more, less = each.amount / amount, each.cost / cost
             parts.append(_Part(each, sign * (more - less), more + less))
+    return _estimate(log, parts, between_launches=between_launches)
+
+
+def _estimate(log: float, parts: Sequence[_Part], *, between_launches: float) -> LogEstimate:
+    """Return the logarithm with its error.
+
+    Parts are alike within prompts and within blocks. A block is a pair: the same requests to both
+    variants. What a launch adds is known, not estimated: two would leave one degree of freedom.
+    """
     prompts = [part.sample.prompt for part in parts]
     blocks = [(part.sample.launch, part.sample.block) for part in parts]
     both = [*zip(prompts, blocks, strict=True)]

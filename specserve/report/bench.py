@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.passes import PER_SLOT, Progress
+from specserve.measure.bench.passes import Progress, requests_in_round
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Result, VariantInfo
 from specserve.measure.bench.summary import WAITING
@@ -32,6 +32,7 @@ _TOKENS = 256
 _CELL = (Column("load"), Column("variant", "name"))
 _SPEEDUP = (Column("speedup, 95 %"), Column("verdict", "name"))
 _HEAD = (*_CELL, Column("tokens/s"), *_SPEEDUP, Column("per step"), Column("needed"))
+_AT_RATE = (*_CELL, Column("E2E, ms"), *_SPEEDUP, Column("per step"), Column("goodput"))
 _LATENCIES = ("TTFT, ms", "TPOT, ms", "E2E, ms", "accepted", "waited, ms", "preempted", "failed")
 
 
@@ -52,14 +53,16 @@ def bench_plan(plan: BenchPlan) -> str:
     def requests(point: Point) -> int:
         """To one variant, in one round."""
         prompts = plan.prompts[point.workload]
-        return prompts * max(1, math.ceil(plan.blocks * PER_SLOT * point.concurrency / prompts))
+        return requests_in_round(point, blocks=plan.blocks, prompts=prompts)
 
     speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
     measured = [name for session in plan.sessions for name in session.variants]
     started = [each.name for each in plan.variants if each.plan is not None]
     launches = sum(name in started for name in measured)
     round_s = len(measured) * sum(
-        speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
+        requests(point) / point.request_rate
+        if point.request_rate
+        else speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
         for point in plan.points
     )
     minutes = math.ceil((launches * speed.start_s + min(round_s, plan.budget_s)) / 60)
@@ -141,10 +144,12 @@ def _document(result: Result) -> Document:
         blocks.insert(0, "Not complete: some cells are still to be measured.")
     places = dict.fromkeys((cell.point.workload, cell.point.temperature) for cell in result.cells)
     blocks += [_section(result, *place, against) for place in places]
-    blocks.append(
-        f"speedup: output tokens/s over those of {against}; per step: mean acceptance length; "
-        "needed: the length at which speculation breaks even (never below 1)"
-    )
+    speed = f"speedup: output tokens/s over those of {against}"
+    last = "needed: the length at which speculation breaks even (never below 1)"
+    if any(cell.point.request_rate for cell in result.cells):
+        speed = f"speedup: the latency of {against} over the variant's (E2E P50 decides)"
+        last = "goodput: the share within the limits of TTFT and TPOT; a P99 takes 368 requests"
+    blocks.append(f"{speed}; per step: mean acceptance length; {last}")
     found = [("stops paying", f"{name}: {why}") for name, why in result.stops_paying.items()]
     for cell in result.cells:
         for each in cell.promises:
@@ -194,46 +199,68 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
     cells = [
         cell for cell in result.cells if (cell.point.workload, cell.point.temperature) == place
     ]
-    cells.sort(key=lambda cell: (cell.point.concurrency, names.index(cell.variant)))
-    rows, latencies, remarks, lengths = [], [], [], []
+    cells.sort(key=lambda cell: (cell.point.load, names.index(cell.variant)))
+    rows, latencies, remarks, lengths, parts = [], [], [], [], []
+    known = {(cell.variant, cell.point): cell.figures for cell in cells}
+    at_rate, kind = bool(cells[0].point.request_rate), cells[0].point.load_kind
     speedups = dict[str, dict[str, Estimate]]()
     for cell in cells:
-        item, load = compared.get((cell.variant, cell.point)), str(cell.point.concurrency)
+        item, load = compared.get((cell.variant, cell.point)), f"{cell.point.load:g}"
         rows.append([load, cell.variant, *_row(cell, item)])
         if cell.figures and not cell.invalid:
             latencies.append([load, cell.variant, *_latencies(cell.figures)])
         for words in _remarks(cell, item):
-            remarks.append((cell.variant, f"at concurrency {load}, {words}"))
+            remarks.append((cell.variant, f"at {kind} {load}, {words}"))
         if item is not None and item.speedup is not None:
             speedups.setdefault(cell.variant, {})[load] = item.speedup
         for part in item.by_length if item else ():
             tokens = f"{part.from_tokens:,}-{part.to_tokens:,}"
             speedup = with_spread(part.speedup)
             lengths.append([load, cell.variant, tokens, speedup, part.verdict.word])
-    blocks: list[Block] = [Table(_HEAD, rows, keys=2), Items(remarks)]
+        for each in item.latencies if item else ():
+            both = (known[against, cell.point], cell.figures)
+            found = (getattr(getattr(one, each.latency), each.quantile) for one in both)
+            name = f"{each.latency.removesuffix('_ms')} {each.quantile}".upper()
+            row = [load, cell.variant, name, *(figure(ms, 1) for ms in found)]
+            if math.isfinite(each.speedup.high):
+                row += [with_spread(each.speedup), each.verdict.word]
+            else:
+                row += [figure(each.speedup.value), "too few"]
+            parts.append(row)
+    head: Sequence[Column] = _AT_RATE if at_rate else _HEAD
+    blocks: list[Block] = [Table(head, rows, keys=2), Items(remarks)]
+    if parts:
+        times = (Column("from, ms"), Column("to, ms"))
+        head = (*_CELL, Column("latency", "name"), *times, *_SPEEDUP)
+        blocks.insert(1, Table(head, parts, keys=2))
     if speedups:
-        unit = f"times the tokens/s of {against}, 95 % interval"
-        blocks.insert(0, Chart("Speedup", unit, "concurrency", speedups))
+        what = "as fast as" if at_rate else "the tokens/s of"
+        unit = f"times {what} {against}, 95 % interval"
+        blocks.insert(0, Chart("Speedup", unit, kind, speedups))
     for title, columns, of_title in (
         ("Latency (P50/P90/P99)", (*_CELL, *map(Column, _LATENCIES)), latencies),
         ("Speedup by length of the prompt", (*_CELL, Column("prompt tokens"), *_SPEEDUP), lengths),
     ):
         if of_title:
             blocks.append(Section(title, [Table(columns, of_title, keys=2)], is_folded=True))
-    return Section(f"{workload}, temperature {temperature:g} (load: concurrency)", blocks)
+    return Section(f"{workload}, temperature {temperature:g} (load: {kind})", blocks)
 
 
 def _row(cell: Cell, item: Comparison | None) -> list[str]:
     """Return the speed and the verdict; without `item`: of what the others are compared with."""
     known = cell.figures if cell.invalid is None else None
     own = known.acceptance if known else None
-    row = [figure(known.output_tokens_per_s, 1) if known else DASH]
+    row, last = [DASH], f"{cell.goodput.value:.0%}" if cell.goodput else ""
+    if known:
+        is_rate = cell.point.request_rate is not None
+        row = [figure(known.e2e_ms.p50 if is_rate else known.output_tokens_per_s, 1)]
     if item is None:
         length = figure(own.mean_acceptance_length) if own else ""
-        return [*row, "", "invalid" if cell.invalid else "", length, ""]
-    lengths = (item.mean_acceptance_length, item.break_even_mean_acceptance_length)
-    word = "invalid" if cell.invalid else item.verdict.word
-    return [*row, with_spread(item.speedup) if known else "", word, *map(figure, lengths)]
+        return [*row, "", "invalid" if cell.invalid else "", length, last]
+    if not cell.point.request_rate:
+        last = figure(item.break_even_mean_acceptance_length)
+    word, mean = "invalid" if cell.invalid else item.verdict.word, item.mean_acceptance_length
+    return [*row, with_spread(item.speedup) if known else "", word, figure(mean), last]
 
 
 def _latencies(known: Figures) -> list[str]:

@@ -41,7 +41,7 @@ class Chart:
     @property
     def groups(self) -> list[str]:
         """Return all loads or K, rising."""
-        return sorted({group for values in self.values.values() for group in values}, key=int)
+        return sorted({group for values in self.values.values() for group in values}, key=float)
 
     def lines(self) -> Iterator[tuple[str, int, list[tuple[str, Estimate]]]]:
         """Yield each line's name, its colour, and its values that have an interval."""

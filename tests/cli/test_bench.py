@@ -53,6 +53,12 @@ def test_a_dry_run_says_variants_launches_points_and_minutes(profile: Path, caps
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_request_rate_takes_the_place_of_the_concurrencies(profile: Path, capsys: Captured) -> None:
+    text = told([str(profile), "--dry-run", "--request-rate", "0.5,2", "-w", "chat"], capsys)
+    assert "chat, request rate 0.5, temperature 0: 100 requests" in text
+    assert "request rate 2, temperature 0: 325 requests" in text and "concurrency" not in text
+
+
 def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(profile: Path) -> None:
     other = profile.with_name("other.yaml")
     other.write_text(profile.read_text())
@@ -108,6 +114,8 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: Captured)
         (["-c", "1,x"], "`--concurrency` is not a list of numbers"),
         (["-c", "0"], "each value must be 1 to 4096"),
         (["-t", "3"], "each value must be 0 to 2"),
+        (["--request-rate", "0"], "`--request-rate` is 0, but each value must be 0.01 to 10000"),
+        (["--request-rate", "1", "-c", "4"], "`--concurrency` and `--request-rate` cannot be combined"),
         (["--budget", "soon"], "`--budget` is not a time"),
         (["-w", "cod"], "is neither a workload nor a file"),
         (["--format", "json"], "`--dry-run` and `--format` cannot be combined"),

@@ -129,18 +129,32 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
     assert result.is_complete
 
 
+REQUEST = {"id": "p1", "prompt": "hi", "max_tokens": 5, "extra_body": {}}
+TRAFFIC = {
+    "model": "demo", "endpoint": "completions", "requests": [REQUEST], "concurrency": 1,
+    "extra_body": {}, "api_key_env": None, "ssl_verify": True,
+}  # fmt: skip
+
+
+def test_requests_at_a_rate_wait_for_their_time_and_for_no_other_answer(tmp_path: Path) -> None:
+    """Each takes half a second: eight one after another would take four, and all at once no more than one."""
+    at_rate = {"requests": [REQUEST] * 8, "concurrency": None, "request_rate": 4.0, "seed": 7}
+    with (
+        closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver,
+        serving(Script(during=lambda _: time.sleep(0.1))) as url,
+    ):
+        sent = driver.send(url, {**TRAFFIC, **at_rate})
+    assert len(sent.requests) == 8 and all(each.ok for each in sent.requests)
+    assert sent.duration_s >= 8 / 4.0
+
+
 def test_an_error_in_the_middle_of_a_stream_is_no_answer(tmp_path: Path) -> None:
-    request = {"id": "p1", "prompt": "hi", "max_tokens": 5, "extra_body": {}}
-    traffic = {
-        "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
-        "extra_body": {}, "api_key_env": None, "ssl_verify": True,
-    }  # fmt: skip
     steps = {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]}
     with closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver:
         found: list[Request] = []
         for script in (Script(breaks="error"), Script(summary=steps)):
             with serving(script) as url:
-                found += driver.send(url, traffic).requests
+                found += driver.send(url, TRAFFIC).requests
     broken, whole = found
     assert (broken.ok, whole.ok) == (False, True) and "InternalServerError" in (broken.error or "")
     assert (broken.steps, whole.steps) == ((), ((1, 4), (2, 4)))

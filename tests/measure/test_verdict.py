@@ -24,6 +24,7 @@ from specserve.measure.verdict import (
     judge,
     limits,
     needed,
+    quantile_ratio,
     rate,
     ratio,
     verdict,
@@ -73,6 +74,43 @@ def test_the_variants_exchanged_give_the_inverse_and_the_same_error(
     there, back = found(variant, against), found(against, variant)
     assert there.log == pytest.approx(-back.log, abs=1e-9)
     assert there.error == pytest.approx(back.error, rel=1e-6, abs=1e-9)
+
+
+def trial(rng: random.Random) -> LogEstimate:
+    """Latencies of two servers, one twice as fast: 25 prompts four times in 8 blocks, which differ by 5 %."""
+    sides: tuple[list[RateSample], list[RateSample]] = ([], [])
+    lengths = [(rng.lognormvariate(0.0, 0.6), rng.gauss(0.0, 0.15)) for _ in range(25)]
+    order = [prompt for _ in range(4) for prompt in rng.sample(range(25), 25)]
+    for block in range(8):
+        slow = [rng.gauss(0.0, 0.05) for _ in sides]
+        for prompt in order[100 * block // 8 : 100 * (block + 1) // 8]:
+            length, effect = lengths[prompt]
+            for side, samples in enumerate(sides):
+                log = slow[side] + rng.gauss(0.0, 0.1) - (0.0 if side else effect + math.log(2.0))
+                samples.append(RateSample(f"p{prompt}", str(block), 1.0, length * math.exp(log)))
+    median = quantile_ratio(sides[0], against=sides[1], at=0.5)
+    assert median is not None
+    return median
+
+
+def test_the_interval_of_a_ratio_of_medians_holds_the_true_one_in_95_of_100_trials() -> None:
+    rng = random.Random(1)
+    trials = [trial(rng) for _ in range(100)]
+    assert sum(low < 2.0 < high for low, high in (each.bounds() for each in trials)) >= 92
+    assert sum(verdict(each).word == PAYS for each in trials) > 95
+
+
+@given(st.lists(costs, min_size=1, max_size=30), st.lists(costs, min_size=1, max_size=30))
+def test_quantiles_exchanged_give_the_inverse_and_few_values_no_bounds(
+    a: list[float], b: list[float]
+) -> None:
+    mine, theirs = ([RateSample("p", str(at), 1, cost) for at, cost in enumerate(s)] for s in (a, b))
+    there, back = (
+        quantile_ratio(one, against=other, at=0.99) for one, other in ((mine, theirs), (theirs, mine))
+    )
+    assert there and back and there.log == pytest.approx(-back.log, abs=1e-9)
+    assert there.bounds() == (0.0, math.inf) and verdict(there).word == INCONCLUSIVE
+    assert quantile_ratio(mine, against=[], at=0.5) is None
 
 
 def test_one_block_says_nothing_about_the_next() -> None:

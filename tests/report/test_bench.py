@@ -15,12 +15,15 @@ import pytest
 from bench_result import example
 
 from specserve.measure.bench.passes import Progress
+from specserve.measure.bench.plan import BenchPlan, Variant
 from specserve.measure.bench.result import LengthPart, Point, Result
+from specserve.measure.bench.summary import summarise
 from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.run import TuneResult, remark
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Kept, Verdict
 from specserve.report.bench import BenchView, rendered, tune_document
+from tests.measure.bench.making import blocks_of
 from tests.report.conftest import Terminal
 
 Golden = Callable[[str, str], None]
@@ -101,6 +104,25 @@ def test_the_example(golden: Golden, form: str, ending: str) -> None:
             result, cells=(cell,), comparisons=result.comparisons[:1], variants=result.variants[1:2]
         )
     golden(f"report/bench.{ending}", plain(result, form))
+
+
+def test_a_request_rate_is_told_by_latencies(golden: Golden) -> None:
+    at = Point("chat", 0.0, 0, 2.5)
+    baseline, profile = (
+        Variant(name, url=f"http://127.0.0.1:{port}", is_baseline=port == 1)
+        for port, name in enumerate(("baseline", "profile"), 1)
+    )
+    passes = blocks_of("baseline", [2.0, 2.1, 1.9, 2.05, 1.95, 2.0], point=at)
+    passes += blocks_of("profile", [1.0, 1.05, 0.95, 1.02, 0.98, 1.0], point=at)
+    about = dataclasses.replace(
+        example(), variants=(baseline.info, profile.info), cells=(), comparisons=(), notes=()
+    )
+    found = summarise(BenchPlan((baseline, profile), (), (at,), 6), passes, about=about)
+    share = Estimate(0.97, 0.9, 1.0)
+    cells = tuple(dataclasses.replace(cell, goodput=share) for cell in found.cells)
+    found = dataclasses.replace(found, cells=cells)
+    golden("report/bench-rate.txt", plain(found, "text"))
+    assert "as fast as baseline" in plain(found, "html")
 
 
 def test_a_terminal_sees_verdicts_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from specserve.serve.files import append_own, private, read_own
 
 PER_SLOT = 3
 """Requests in a block for each that runs at once: its end, where fewer run, must not weigh much."""
+_BLOCK_S = 20.0
+"""At a request rate, a block is sent for so long: its beginning, while few run, weighs little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,18 @@ def blocks(
     return tuple(found)
 
 
+def requests_in_round(point: Point, *, blocks: int, prompts: int) -> int:
+    """Return how many requests each variant is sent: every prompt equally often."""
+    least = _BLOCK_S * point.load if point.request_rate else PER_SLOT * point.load
+    return prompts * max(1, math.ceil(blocks * least / prompts))
+
+
 def prompts_by_block(
     prompts: Sequence[Prompt], point: Point, *, count: int, key: str = ""
 ) -> list[tuple[Prompt, ...]]:
     """Return the requests of a point's blocks: every prompt equally often, as the load needs."""
     rng = seeded(f"deal {point} {key}")
-    turns = max(1, math.ceil(count * PER_SLOT * point.concurrency / len(prompts)))
+    turns = requests_in_round(point, blocks=count, prompts=len(prompts)) // len(prompts)
     line = [prompt for _ in range(turns) for prompt in rng.sample(prompts, len(prompts))]
     bounds = [len(line) * place // count for place in range(count + 1)]
     return [tuple(line[low:high]) for low, high in itertools.pairwise(bounds)]

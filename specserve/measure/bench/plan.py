@@ -38,6 +38,7 @@ class BenchRequest:
     quick: bool = False
     workloads: tuple[str, ...] = ()
     concurrency: str | None = None
+    request_rate: str | None = None
     temperature: str | None = None
     alternatives: tuple[str, ...] | None = None
     others: tuple[str, ...] = ()
@@ -318,8 +319,14 @@ def points_of(
     workloads = tuple(sources(request.workloads)) or defaults[0]
     temperatures = numbers(request.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
     given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
-    loads = given or ((1,) if request.quick else defaults[1])
-    return tuple(itertools.starmap(Point, itertools.product(workloads, temperatures, loads)))
+    loads: Sequence[tuple[int, float | None]]
+    loads = [(load, None) for load in given or ((1,) if request.quick else defaults[1])]
+    if rates := numbers(request.request_rate, "--request-rate", least=0.01, most=10_000):
+        loads = [(0, rate) for rate in rates]
+    return tuple(
+        Point(workload, temperature, *load)
+        for workload, temperature, load in itertools.product(workloads, temperatures, loads)
+    )
 
 
 def prompts_of(

@@ -24,10 +24,23 @@ class Point:
     workload: str
     temperature: float
     concurrency: int
+    """0: as many as are running, at a request rate."""
+    request_rate: float | None = None
+    """Requests/s on average, sent at random (Poisson); None: one is sent when another ends."""
+
+    @property
+    def load(self) -> float:
+        """The concurrency, or the request rate."""
+        return self.request_rate or self.concurrency
+
+    @property
+    def load_kind(self) -> str:
+        """What the load is."""
+        return "request rate" if self.request_rate else "concurrency"
 
     def __str__(self) -> str:
         """Return `chat, concurrency 16, temperature 0.7`."""
-        return f"{self.workload}, concurrency {self.concurrency}, temperature {self.temperature:g}"
+        return f"{self.workload}, {self.load_kind} {self.load:g}, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,8 @@ class Cell:
     """Why its figures count for nothing."""
     promises: tuple[Judged, ...] = ()
     """The limits of the profile's `expect` that hold here; only in the profile's own cells."""
+    goodput: Estimate | None = None
+    """At a request rate: the share of requests within each latency limit of `expect`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,18 @@ class LengthPart:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyPart:
+    """A quantile of a latency at a request rate: how many times as fast it is."""
+
+    latency: str
+    """`tpot_ms`, `ttft_ms` or `e2e_ms`."""
+    quantile: str
+    """`p50` or `p99`."""
+    speedup: Estimate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One variant against the baseline (or the first variant, if there is none) at one point."""
 
@@ -105,12 +132,15 @@ class Comparison:
     against: str
     point: Point
     speedup: Estimate | None
-    """Output tokens/s over those of `against`; None if a cell is invalid."""
+    """Output tokens/s over those of `against`, or, at a request rate, the median E2E of `against`
+    over its own; None if a cell is invalid."""
     verdict: Verdict
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
     by_length: tuple[LengthPart, ...] = ()
     """Where prompts differ fourfold in length: shorter ones first."""
+    latencies: tuple[LatencyPart, ...] = ()
+    """At a request rate."""
 
 
 @dataclass(frozen=True, slots=True)

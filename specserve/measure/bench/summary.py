@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median_high
+from functools import partial
+from itertools import product
+from statistics import fmean, median_high
 from typing import TYPE_CHECKING
 
-from specserve.measure.bench.passes import Pass, paired, passes_of
+from specserve.measure.bench.passes import Pass, Request, paired, passes_of
 from specserve.measure.bench.plan import BASELINE, PROFILE, BenchPlan
 from specserve.measure.bench.result import (
     Cell,
     Comparison,
     Figures,
+    LatencyPart,
     LengthPart,
     Point,
     Quantiles,
@@ -29,10 +32,12 @@ from specserve.measure.verdict import (
     RateSample,
     Verdict,
     judge,
+    library,
     limits,
     needed,
     p99,
     quantile,
+    quantile_ratio,
     rate,
     ratio,
     verdict,
@@ -111,6 +116,15 @@ def token_samples(
     return found
 
 
+LATENCIES: Mapping[str, Callable[[Request], float | None]] = {
+    "tpot_ms": lambda request: request.tpot_s,
+    "ttft_ms": lambda request: request.ttft_s,
+    "e2e_ms": lambda request: request.latency_s,
+}
+"""In seconds, by the name of the figure; an answer of one token has no TPOT."""
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+
 def speedup(
     passes: Sequence[Pass],
     *,
@@ -118,15 +132,72 @@ def speedup(
     against: str,
     at: Point,
     prompts: Collection[str] | None = None,
+    latency: str = "e2e_ms",
+    share: str = "p50",
 ) -> LogEstimate | None:
     """Return output tokens/s of one variant over those of another, by the blocks that both have.
 
-    `prompts`: only these. None if one of them has nothing.
+    At a request rate, which tokens/s follow: a quantile of a latency of the other over the
+    variant's. `prompts`: only these. None if one of them has nothing.
     """
-    mine, theirs = paired(passes, variant, against, at)
-    between = sum(each[0].launch_spread ** 2 for each in (mine, theirs) if each)
-    samples = token_samples(mine, prompts)
-    return ratio(samples, against=token_samples(theirs, prompts), between=between)
+    sides = paired(passes, variant, against, at)
+    between = sum(each[0].launch_spread ** 2 for each in sides if each)
+    if not at.request_rate:
+        samples, others = (token_samples(each, prompts) for each in sides)
+        return ratio(samples, against=others, between=between)
+    samples, others = (
+        [
+            sample(each, 1.0, seconds, request.prompt)
+            for each in side
+            for request in each.answered
+            if prompts is None or request.prompt in prompts
+            if (seconds := LATENCIES[latency](request)) is not None
+        ]
+        for side in sides
+    )
+    return quantile_ratio(samples, against=others, at=QUANTILES[share], between=between)
+
+
+_LIMITED = {"max_ttft_p99_ms": "ttft_ms", "max_tpot_p99_ms": "tpot_ms"}
+
+
+def goodput(profile: Profile, passes: Sequence[Pass], at: Point) -> Estimate | None:
+    """Return the share of requests answered within the latency limits; None if there are none.
+
+    The wider interval of two: by blocks and prompts, and the exact one of so many requests.
+    """
+    bounds_ms = [
+        (LATENCIES[_LIMITED[limit.key]], limit.promised)
+        for limit in limits(profile, at.workload, at.temperature, None)
+        if limit.why_not is None and limit.key in _LIMITED
+    ]
+    samples = [
+        sample(
+            each,
+            request.ok and all(1000 * (of(request) or 0.0) <= most_ms for of, most_ms in bounds_ms),
+            1.0,
+            request.prompt,
+        )
+        for each in passes
+        for request in each.requests
+    ]
+    if not bounds_ms or not samples:
+        return None
+    good, count = sum(each.amount > 0 for each in samples), len(samples)
+    bounds = [library("scipy.stats").binomtest(good, count).proportion_ci()]
+    bounds += [found.bounds()] if (found := rate(samples)) else []
+    low, high = min(low for low, _ in bounds), min(1.0, max(high for _, high in bounds))
+    return Estimate(good / count, float(low), float(high), count, "95 %, by requests and blocks")
+
+
+def _falls_behind(passes: Sequence[Pass]) -> bool:
+    """Return whether what was sent late in a block took half as long again as what was early."""
+    halves: tuple[list[float], list[float]] = ([], [])
+    for each in passes:
+        for request in each.answered:
+            is_late = 2 * int(request.id.rsplit("#", 1)[1]) >= len(each.requests)
+            halves[is_late].append(request.latency_s)
+    return all(halves) and fmean(halves[1]) > 1.5 * fmean(halves[0])
 
 
 def sample(done: Pass, amount: float, cost: float, prompt: str = "all") -> RateSample:
@@ -154,6 +225,9 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
         if cells[variant.name, at].figures is not None
     )
     if plan.profile is not None:
+        for key, cell in cells.items():
+            share = goodput(plan.profile, passes_of(passes, *key), key[1])
+            cells[key] = replace(cell, goodput=share if key[1].request_rate else None)
         name = PROFILE if plan.profile.speculation is not None else BASELINE
         for at in plan.points:
             promises = tuple(_promises(plan.profile, passes, cells[name, at], comparisons))
@@ -164,7 +238,7 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
         cells=tuple(cells.values()),
         comparisons=comparisons,
         stops_paying=stops_paying(comparisons, cells, room),
-        notes=(*about.notes, *_notes(plan, cells.values())),
+        notes=(*about.notes, *_notes(plan, passes, cells.values())),
     )
 
 
@@ -180,7 +254,8 @@ def _compared(
     mine, theirs = cells[variant, at], cells[against, at]
     is_invalid = bool(mine.invalid or theirs.invalid)
     given = [] if is_invalid else passes
-    found = speedup(given, variant=variant, against=against, at=at)
+    at_point = partial(speedup, given, variant=variant, against=against, at=at)
+    found = at_point()
     if found is None or mine.figures is None or theirs.figures is None:
         missing = f"it needs {'a valid cell' if is_invalid else 'more blocks'}"
         return Comparison(variant, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
@@ -189,7 +264,7 @@ def _compared(
         advice = _advice(found, quick=plan.request.quick, alone=not plan.together)
         judged = replace(judged, sentence=f"{judged.sentence}; {advice}")
     drafted = other.acceptance and other.acceptance.drafts  # its own would count, too
-    mine_alone = None if drafted else own.acceptance
+    mine_alone = None if drafted or at.request_rate else own.acceptance
     even = break_even(mine_alone, output_tokens=own.output_tokens, speedup=found.value)
     return Comparison(
         variant=variant,
@@ -200,6 +275,11 @@ def _compared(
         break_even_mean_acceptance_length=even,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
         by_length=tuple(_by_length(passes, variant, against, at)),
+        latencies=tuple(
+            LatencyPart(latency, share, part.estimate, verdict(part))
+            for latency, share in product(LATENCIES, QUANTILES if at.request_rate else ())
+            if (part := at_point(latency=latency, share=share))
+        ),
     )
 
 
@@ -260,22 +340,22 @@ def stops_paying(
 ) -> dict[str, str]:
     """Return in a clause where each variant no longer pays, if several loads were measured."""
     groups: dict[str, list[Comparison]] = defaultdict(list)
-    for item in sorted(comparisons, key=lambda item: item.point.concurrency):
+    for item in sorted(comparisons, key=lambda item: item.point.load):
         groups[f"{item.variant}, {item.point.workload}, {item.point.temperature:g}"].append(item)
     clauses = {}
     for key, found in groups.items():
-        loads = [item.point.concurrency for item in found]
+        kind, loads = found[0].point.load_kind, [f"{item.point.load:g}" for item in found]
         pays = [place for place, item in enumerate(found, 1) if item.verdict.word == PAYS]
         if len(found) < 2:
             continue
         if pays and pays[-1] == len(found):
-            clauses[key] = f"still pays at concurrency {loads[-1]}, the highest load measured"
+            clauses[key] = f"still pays at {kind} {loads[-1]}, the highest load measured"
             continue
         end = found[pays[-1] if pays else 0]
-        clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}"
+        clauses[key] = f"does not pay at {kind} {', '.join(loads)}"
         if pays:
-            words = f"{end.verdict.word.lower()} at {end.point.concurrency}"
-            clauses[key] = f"pays up to concurrency {loads[pays[-1] - 1]}, {words}"
+            words = f"{end.verdict.word.lower()} at {end.point.load:g}"
+            clauses[key] = f"pays up to {kind} {loads[pays[-1] - 1]}, {words}"
         mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
         clauses[key] += _lack_of_room(mine, theirs, kv_cache_tokens)
     return clauses
@@ -305,8 +385,8 @@ def _promises(
         for each in comparisons
         if (each.variant, each.against, each.point) == (own.variant, BASELINE, at)
     ]
-    for limit in limits(profile, at.workload, at.temperature, at.concurrency):
-        if limit.why_not is not None:
+    for limit in limits(profile, at.workload, at.temperature, at.concurrency or None):
+        if limit.why_not is not None or (at.request_rate and limit.key == "min_speedup"):
             continue
         if limit.key == "min_speedup":
             measured = speedups[0] if speedups else None
@@ -330,8 +410,20 @@ def _measured(key: str, passes: Sequence[Pass]) -> Estimate | None:
     return found.estimate if found else None
 
 
-def _notes(plan: BenchPlan, cells: Iterable[Cell]) -> Iterator[str]:
-    """Yield what a reader must know of answers that recur, and of promises that none measured."""
+def _notes(plan: BenchPlan, passes: Sequence[Pass], cells: Collection[Cell]) -> Iterator[str]:
+    """Yield what a reader must know of loads, of answers that recur, of promises not measured."""
+    at_rate = [cell for cell in cells if cell.point.request_rate]
+    for cell in at_rate:
+        if _falls_behind(passes_of(passes, cell.variant, cell.point)):
+            yield (
+                f"`{cell.variant}` does not keep up with {cell.point}: requests wait ever longer, "
+                "so that its latencies depend on how long a block is"
+            )
+    if at_rate and not any(cell.goodput for cell in at_rate):
+        yield (
+            "no goodput: it needs a profile whose `expect` has `max_ttft_p99_ms` or "
+            "`max_tpot_p99_ms`, without a `concurrency`"
+        )
     for variant in plan.variants:
         if variant.plan and (variant.plan.speculation or {}).get("method") == "suffix":
             yield (

@@ -56,7 +56,7 @@ def blocks_of(
         made(
             variant,
             number,
-            request(f"p{number}", tokens=tokens, latency_s=cost),
+            request(f"p{number}#0", tokens=tokens, latency_s=cost),
             point=point,
             launch=launch,
             acceptance=Acceptance(40, 160, 60) if variant != "baseline" else None,

@@ -41,6 +41,12 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
+@pytest.mark.parametrize(("rate", "requests"), [(0.1, 25), (0.5, 100), (8.0, 1300)])
+def test_a_block_at_a_request_rate_is_sent_for_twenty_seconds(rate: float, requests: int) -> None:
+    dealt = prompts_by_block(prompts(25), Point("chat", 0.0, 0, rate), count=8)
+    assert sum(map(len, dealt)) == requests
+
+
 WORKLOADS = {"chat": Workload("chat", prompts(25), "specserve")}
 
 

@@ -113,6 +113,48 @@ def test_a_variant_twice_as_fast_pays_by_the_blocks_that_both_have() -> None:
     assert comparison.break_even_mean_acceptance_length == pytest.approx(1.25)
 
 
+AT_RATE = Point("chat", 0.0, 0, 0.5)
+
+
+def test_at_a_request_rate_the_median_e2e_decides_and_tokens_per_second_say_nothing(tmp_path: Path) -> None:
+    promised = profile(
+        tmp_path,
+        """\
+          - {workload: chat, min_speedup: 1.5, max_ttft_p99_ms: 150, max_tpot_p99_ms: 9.5}
+          - {workload: code, max_tpot_p99_ms: 1}
+        """,
+    )
+    passes = blocks_of("baseline", SLOW, point=AT_RATE) + blocks_of("profile", FAST, point=AT_RATE)
+    scheduled = [dataclasses.replace(each, duration_s=24.0) for each in passes]
+    found = result(scheduled, points=(AT_RATE,), promised=promised)
+    (item,) = found.comparisons
+    assert item.verdict.word == PAYS and item.break_even_mean_acceptance_length is None
+    assert item.speedup and item.speedup.value == pytest.approx(2.0) and 1.9 < item.speedup.low <= 2.0
+    assert [(each.latency, each.quantile, each.verdict.word) for each in item.latencies] == [
+        ("tpot_ms", "p50", PAYS), ("tpot_ms", "p99", "INCONCLUSIVE"), ("ttft_ms", "p50", "NO DIFFERENCE"),
+        ("ttft_ms", "p99", "INCONCLUSIVE"), ("e2e_ms", "p50", PAYS), ("e2e_ms", "p99", "INCONCLUSIVE"),
+    ]  # fmt: skip
+    slow, fast = (cell.goodput for cell in found.cells)
+    assert slow and (slow.value, slow.low) == (0.0, 0.0) and 0.3 < slow.high < 0.6
+    assert fast and fast.value == pytest.approx(5 / 6) and fast.low < 0.5 and fast.high == 1.0
+    assert [each.limit.key for each in judged(found)] == ["max_ttft_p99_ms", "max_tpot_p99_ms"]
+    assert [note.rpartition(":")[0][-2:] for note in found.notes] == [":4", ":5"]  # no speedup, no `code`
+
+
+def test_a_server_that_cannot_keep_up_with_a_rate_is_named_and_so_is_what_goodput_needs() -> None:
+    late = [
+        made(
+            "profile", block, *(request(f"p{at}#{at}", latency_s=1.0 + at) for at in range(4)), point=AT_RATE
+        )
+        for block in range(6)
+    ]
+    found = result(blocks_of("baseline", SLOW, point=AT_RATE) + late, points=(AT_RATE,))
+    behind, missing = found.notes
+    assert behind.startswith("`profile` does not keep up with chat, request rate 0.5, temperature 0")
+    assert missing.startswith("no goodput: it needs a profile whose `expect`")
+    assert [cell.goodput for cell in found.cells] == [None, None]
+
+
 def test_an_invalid_cell_has_figures_and_no_speedup() -> None:
     bad = [made("profile", 0, request(), request("p2", error="status 500"))]
     found = result(blocks_of("baseline", SLOW) + bad)
