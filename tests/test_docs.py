@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import lru_cache
@@ -62,6 +66,32 @@ def test_the_hook_that_the_snippet_names_is_the_one_that_is_shipped() -> None:
     assert command == "lint" and all(option in help_of("lint") for option in options)
     assert re.search(hook["files"], "configs/a.yaml") and re.search(hook["files"], "x/deploy/y/a.yaml")
     assert not re.search(hook["files"], "src/a.yaml")
+
+
+def test_the_action_that_the_snippets_use_annotates_a_broken_profile(tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    workflows = [yaml.load(text, yaml.BaseLoader) for text in blocks(CI, "yaml")[:2]]  # inputs are text
+    uses = [job["steps"][-1] for workflow in workflows for job in workflow["jobs"].values()]
+    assert {step["uses"] for step in uses} == {"specserve/specserve@COMMIT"}
+    judge = action["runs"]["steps"][-1]
+    installed = tmp_path / "specserve" / "bin" / "specserve"
+    installed.parent.mkdir(parents=True)
+    run = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m specserve "$@"\n'
+    installed.write_text(run, encoding="utf-8")
+    installed.chmod(0o755)
+    (tmp_path / "configs").mkdir()
+    text = "target: {model: org/model}\nspeculation:\n  method: ngram\n  num_speculative_tokens: 0\n"
+    (tmp_path / "configs" / "broken.yaml").write_text(text, encoding="utf-8")
+    place = "title=specserve (SD006),file=configs/broken.yaml,line=4,endLine=4,col=27,endColumn=28"
+    runner = {"GITHUB_ACTIONS": "true", "RUNNER_TEMP": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    for given in ({}, *(step["with"] for step in uses)):
+        values = {f"${{{{ inputs.{name} }}}}": spec["default"] for name, spec in action["inputs"].items()}
+        values |= {f"${{{{ inputs.{name} }}}}": value for name, value in given.items()}
+        assert len(values) == len(action["inputs"]) and set(values) == set(judge["env"].values())
+        env = os.environ | runner | {name: values[value] for name, value in judge["env"].items()}
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", judge["run"]]
+        done = subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stdout.startswith(f"::error {place}::"), done.stderr
 
 
 @pytest.mark.parametrize(("command", "options"), sorted(set(commands()), key=str))
