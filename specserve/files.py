@@ -92,3 +92,42 @@ def write_named(
         write_whole(path, content, mode=mode)
     except (OSError, ValueError) as error:
         raise FactError(f"cannot write `{path}`: {system_reason(error)}", hint=hint) from error
+
+
+def state_folder() -> Path:
+    """`SPECSERVE_STATE_DIR`, or the user's state folder as the platform has it."""
+    import platformdirs
+
+    return Path(os.environ.get("SPECSERVE_STATE_DIR") or platformdirs.user_state_dir("specserve"))
+
+
+def private(folder: Path) -> Path:
+    """The folder, made if it is missing, for its owner alone: as is every folder of ours above it.
+
+    Raises OSError, also if one of ours is a link or belongs to somebody else: who may exchange what
+    lies in it chooses which processes are signalled.
+    """
+    base = state_folder()
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(exist_ok=True, mode=0o700)  # `parents=True` would let the umask choose
+        if each != base and each.is_relative_to(base):
+            status = each.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, not a folder", str(each))
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "the folder belongs to another user", str(each))
+            if status.st_mode & 0o077:
+                each.chmod(0o700)
+    return folder
+
+
+def read_own(path: Path, *, most_bytes: int) -> bytes:
+    """What stands in a plain file of this user; of a larger one a byte more than `most_bytes`.
+
+    Raises OSError, also for a link and for a file of somebody else: it might name what is then
+    signalled or removed.
+    """
+    with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+        return file.read(most_bytes + 1)

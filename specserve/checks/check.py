@@ -119,7 +119,7 @@ def _memory(context: Context, path: str) -> MemoryEstimate:
         (judged.path or "target") == path and (judged.not_judged is not None or judged.skipped)
         for judged in context.vllm
     )
-    if found.verdict == "fit" and is_partial:
+    if found.verdict == "fit" and is_partial and found.basis != "measured":
         return replace(found, verdict="tight", reason="vLLM cannot judge all of it here")
     return found
 

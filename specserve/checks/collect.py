@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.memory.inputs import MemoryInputs
+    from specserve.memory.starts import Start
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.plan.locking import ModelUse
@@ -49,6 +50,8 @@ class CheckOptions:
     """Whether the machine that runs this is looked at."""
     launch: bool = False
     """A launch here is to follow: what is found counts, whatever the profile says."""
+    starts: Sequence[Start] = ()
+    """Earlier starts on this machine; one of exactly the same launch decides about its memory."""
     tell: Callable[[str], None] = field(default=lambda _: None)
     """Takes a few words on what is being done."""
 
@@ -81,10 +84,15 @@ class CollectedFacts:
     missing: Mapping[Need, str] = field(default_factory=dict)
     shapes: Mapping[str, ModelFacts] = field(default_factory=dict)
     """The target and each draft by the path of its block, if not read by what is published."""
+    asked: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the memory of each launch here depends on and the estimate of it, by the same path."""
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    """An earlier start of exactly the same."""
 
 
 def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
     """All that the rules may look at. `read`: where models come from, else the usual places."""
+    from specserve.memory.starts import start_of
     from specserve.models.tokenizers import compare
 
     versions = judged_versions(profile.vllm, here=wanted.here)
@@ -107,6 +115,8 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
     missing: dict[Need, str] = {}
     published = {item.path.removesuffix(".model"): item.published for item in unread}
     shapes = {path: facts for path, facts in (published | models).items() if facts}
+    at_lock = locked(profile, lock) if lock else profile
+    asked, starts = dict[str, Mapping[str, Any]](), dict[str, "Start"]()
     try:
         context = replace(context, machine=_machine(profile, wanted))
         if context.machine is None:
@@ -115,12 +125,15 @@ def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None)
             missing["hardware"] = "the target could not be read"
         else:
             wanted.tell("estimating memory")
-            context = replace(context, memory=_estimates(context, shapes))
+            estimates = _estimates(context, shapes)
+            asked = _asked(replace(context, profile=at_lock), models, estimates, wanted)
+            known = {path: start_of(each["asked"], wanted.starts) for path, each in asked.items()}
+            starts = {path: start for path, start in known.items() if start}
+            estimates = _estimates(context, shapes, starts) if starts else estimates
+            context = replace(context, memory=estimates)
     except (FactError, UsageError) as error:  # SD006 reports an unknown accelerator
         missing["hardware"] = error.message
-    return CollectedFacts(
-        context, locked(profile, lock) if lock else profile, unread, missing, shapes
-    )
+    return CollectedFacts(context, at_lock, unread, missing, shapes, asked, starts)
 
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
@@ -237,7 +250,8 @@ def with_verdicts(
             ) or (without,)
             context = replace(context, vllm=said)
             with suppress(FactError):  # why there is no estimate is said already
-                context = replace(context, memory=_estimates(context, facts.shapes))
+                memory = _estimates(context, facts.shapes, facts.starts)
+                context = replace(context, memory=memory)
                 missing.pop("hardware", None)
         yield replace(facts, context=context, missing=missing)
 
@@ -264,12 +278,46 @@ def _questions(facts: CollectedFacts, wanted: CheckOptions) -> tuple[Sequence[Vl
         return (), error.message
 
 
-def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
+def _asked(
+    context: Context,
+    models: Mapping[str, ModelFacts],
+    estimates: Mapping[str, MemoryEstimate],
+    wanted: CheckOptions,
+) -> dict[str, Mapping[str, Any]]:
+    """What decides about the memory of each launch by the vLLM here, and what is estimated."""
+    from specserve.memory.starts import predicted, question
+    from specserve.plan.launch import launch, this_host
+    from specserve.vllm.versions import installed_vllm
+
+    found, vllm, machine = dict[str, Mapping[str, Any]](), installed_vllm(), context.machine
+    is_other = wanted.version or wanted.source or not (wanted.launch or wanted.starts)
+    if vllm is None or machine is None or is_other or machine.is_cpu != (vllm.platform == "cpu"):
+        return found
+    blocks, host = {"target": None, **context.profile.blocks}, this_host()
+    for path, about in estimates.items():
+        block = blocks[path]
+        profile = replace(context.profile, speculation=block, alternatives={})
+        known = {"target": models.get("target"), "draft": models.get(path) if block else None}
+        if known["target"] is None or (block and block.model and known["draft"] is None):
+            continue
+        with suppress(FactError, UsageError):  # what cannot be launched has not been
+            plan = launch(
+                profile, table=vllm.table, platform=vllm.platform, version=vllm.version, host=host
+            )
+            read = {role: facts for role, facts in known.items() if facts}
+            asked = question(profile, plan, machine, read)
+            found[path] = {"asked": asked, "predicted": predicted(about)}
+    return found
+
+
+def _estimates(
+    context: Context, shapes: Mapping[str, ModelFacts], starts: Mapping[str, Start] | None = None
+) -> dict[str, MemoryEstimate]:
     """The memory of each variant, or of the target alone. Raises FactError if it is not known.
 
-    It is by vLLM if that planned the launch, else about.
+    It is by vLLM if that planned the launch, else about; and as an earlier start of it was.
     """
-    from specserve.memory.estimate import by_vllm, estimate
+    from specserve.memory.estimate import as_started, by_vllm, estimate
 
     blocks: dict[str, Speculation | None] = dict(context.profile.blocks)
     if context.profile.speculation is None:
@@ -284,14 +332,16 @@ def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, 
             alone = asked.without.build if asked.without else None
             with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned
                 found[path] = by_vllm(inputs, asked.build, alone)
-                continue
         try:
-            found[path] = estimate(inputs)
+            found[path] = found.get(path) or estimate(inputs)
         except FactError:
             if (draft := inputs.draft) is None:
                 raise
             # one of unknown size is left out, and named
-            found[path] = estimate(replace(inputs, draft=None, unknown_draft=draft.model))
+            inputs = replace(inputs, draft=None, unknown_draft=draft.model)
+            found[path] = estimate(inputs)
+        if start := (starts or {}).get(path):
+            found[path] = as_started(inputs, found[path], start)
     return found
 
 

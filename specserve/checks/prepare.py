@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Finding, Notices, Severity
 from specserve.errors import ProfileError, SpecserveError, quoted
@@ -39,7 +39,8 @@ def prepare(
         raise
     if options.check and options.starts:
         offline = "HF_HUB_OFFLINE" in plan.env
-        check_launch(profile, options, offline=offline, notices=notices)
+        memory = check_launch(profile, options, offline=offline, notices=notices)
+        plan = replace(plan, memory=memory)
         if host:
             _refuse_host(profile, plan, host)
     elif options.check:
@@ -61,16 +62,21 @@ def check_launch(
     *,
     offline: bool = False,
     notices: Notices,
-) -> None:
+) -> Mapping[str, Any]:
     """Judge what is to be launched here by every rule: the profile, models, memory and machine.
 
-    Raises ProfileError; `notices` hears warnings, what was not checked and what the draft costs.
+    Returns what the memory of the launch depends on, with the estimate, if that is known. Raises
+    ProfileError; `notices` hears warnings, what was not checked and what the draft costs.
     """
     from specserve.checks.collect import CheckOptions, collect
     from specserve.checks.run import run_rules
+    from specserve.memory.starts import kept
 
     profile = replace(profile, alternatives={})  # what is not launched cannot stop the launch
-    wanted = CheckOptions(launch=True, offline=offline, tell=notices.progress)
+    starts, ignored = kept()
+    if ignored:
+        notices.warn(ignored)
+    wanted = CheckOptions(launch=True, offline=offline, starts=starts, tell=notices.progress)
     try:
         known = collect(profile, wanted=wanted)
         broken = [item.finding(profile) for item in known.unread]
@@ -79,7 +85,7 @@ def check_launch(
         notices.progress("")
         why = error.message if isinstance(error, SpecserveError) else f"the check failed: {error!r}"
         notices.warn(f"not checked: {why}")
-        return
+        return {}
     notices.progress("")
     for estimate in known.context.memory.values():
         if (cost := estimate.draft_cost) and not cost.is_little:
@@ -89,6 +95,7 @@ def check_launch(
         if finding is None:
             notices.warn(f"not checked: {item.error.message}")
     _refuse_errors(found, profile.file, options, notices)
+    return next(iter(known.asked.values()), {})
 
 
 def _refuse_errors(

@@ -95,6 +95,7 @@ def check(
     from specserve.checks.check import check as check_profiles
     from specserve.checks.collect import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.memory.starts import kept
     from specserve.profile.load import examine
     from specserve.report.findings import StderrNotices, show_findings
     from specserve.vllm.facts import minor
@@ -106,6 +107,9 @@ def check(
 
         source = vllm_in(Path(vllm))  # raises for a folder without a vLLM
         vllm = source.version
+    starts, ignored = kept()
+    if ignored:
+        StderrNotices().warn(ignored)
     notices, shown, judged = StderrNotices(), list[Report](), table(vllm) if vllm else None
     wanted = CheckOptions(
         offline=offline,
@@ -114,6 +118,7 @@ def check(
         asks=not no_ask,
         source=source,
         version=judged.minor if judged else None,
+        starts=starts,
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
@@ -217,10 +222,10 @@ def doctor(
     specserve doctor --accelerators
     """
     from specserve.checks.doctor import examine, this
+    from specserve.files import state_folder
     from specserve.hardware.accelerators import catalogue, gpus, this_cpu
     from specserve.report.check import accelerators_text, doctor_text
     from specserve.report.text import json_document
-    from specserve.serve.files import state_folder
 
     as_json = format == "json"
     if accelerators:

@@ -21,7 +21,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, UsageError
-from specserve.files import write_named
+from specserve.files import private, state_folder, write_named
 from specserve.measure.bench.passes import RUN, read_passes
 from specserve.measure.bench.plan import PROFILE, BenchRequest
 from specserve.measure.bench.run import run_benchmark
@@ -35,7 +35,6 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.writer import write_alternatives
 from specserve.serve.batch import generate
-from specserve.serve.files import private, state_folder
 from specserve.serve.process import JsonChild, StopRequest, resolve_env, stop_on_signals
 
 MIN_PROMPTS = 100

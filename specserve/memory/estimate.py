@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specserve.errors import FactError, gib
 from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
@@ -14,7 +14,10 @@ from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen
 from specserve.models.config import text_config
 from specserve.models.sizes import is_rough
 
-Basis = Literal["vllm", "headers", "published"]
+if TYPE_CHECKING:
+    from specserve.memory.starts import Start
+
+Basis = Literal["measured", "vllm", "headers", "published"]
 MemoryVerdict = Literal["fit", "tight", "unknown", "does_not_fit"]
 """unknown: only because the size of a draft, or the KV cache of an architecture, is not known."""
 _SERVER = 1.0 * GIB
@@ -96,6 +99,8 @@ class MemoryEstimate:
     draft_cost: DraftCost | None = None
     fixes: Mapping[str, int] = field(default_factory=dict)
     """Settings of the profile with which it fits, or may fit, by dotted path: each alone."""
+    measured_on: str = ""
+    """The day of the start that it is measured by."""
 
 
 def estimate(inputs: MemoryInputs) -> MemoryEstimate:
@@ -131,6 +136,17 @@ def by_vllm(
         if found.verdict != "fit" and (about := estimate(inputs)).verdict == found.verdict:
             found = replace(found, fixes=about.fixes)
     return found
+
+
+def as_started(inputs: MemoryInputs, found: MemoryEstimate, start: Start) -> MemoryEstimate:
+    """The same, but with the KV cache that vLLM logged at a start of exactly this launch."""
+    logged, sizes = start.logged, found.per_gpu_bytes
+    room = _Room(logged["kv_gib"] * GIB, True, int(logged["kv_tokens"]), logged["concurrency"])
+    weights = (sizes.target_weights, sizes.draft_weights)
+    judged = _conclude(inputs, weights, (room, room), basis="measured", notes=found.notes)
+    if judged.verdict == "does_not_fit":  # it did
+        judged = replace(judged, verdict="fit", reason="")
+    return replace(judged, measured_on=start.at[:10], draft_cost=found.draft_cost)
 
 
 def _planned(plan: Mapping[str, Any], *, needs_states: bool = False) -> _Room:

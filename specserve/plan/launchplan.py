@@ -54,6 +54,8 @@ class LaunchPlan:
     stall_timeout_s: float
     shutdown_timeout_s: float
     origins: tuple[Origin, ...] = field(default=(), repr=False)
+    memory: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What a check asked and predicted of the memory of this launch; empty: it was not checked."""
     node_rank: int | None = None
     """Which of several nodes it is for; None where there is one. Only node 0 answers requests."""
 

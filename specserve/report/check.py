@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specserve.checks.doctor import Line
 
 _BASES = {
+    "measured": "measured at the start of {} here",
     "vllm": "vLLM's own planner",
     "headers": "the bytes of the safetensors headers, divided",
     "published": "what is published of the model, divided",
@@ -88,10 +89,11 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         words += [memory.reason] if memory.reason else []
         if memory.max_concurrency.high:
             many = _range(memory.max_concurrency, between=" to ")
-            many = many if memory.basis == "vllm" else f"about {many}"
+            many = many if memory.basis in ("measured", "vllm") else f"about {many}"
             where = "the CPU" if machine.is_cpu else machine
             length = f"{memory.max_model_len:,} tokens"
             words.append(f"maximum concurrency {many} for requests of {length} on {where}")
+            words += [_basis(memory)] if memory.measured_on else []
         if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             about = "" if memory.basis == "vllm" else "about "
@@ -137,9 +139,13 @@ def _memory(estimates: Mapping[str, MemoryEstimate]) -> Section:
         tokens = _range(estimate.kv_cache_tokens) if estimate.kv_cache_tokens.high else "-"
         rows.append([_FITS[estimate.verdict], *row, f"{sizes.budget / GIB:.2f}", tokens])
     first, columns = estimates["launch"], [Column("GiB", "name"), *map(Column, estimates)]
-    notes = [*first.notes, f"basis: {_BASES[first.basis]}"]
+    notes = [*first.notes, f"basis: {_basis(first)}"]
     table = Table(columns, list(zip(*rows, strict=True)))
     return Section("Memory per GPU or rank", [table, Items([("", note) for note in notes])])
+
+
+def _basis(memory: MemoryEstimate) -> str:
+    return _BASES[memory.basis].format(memory.measured_on)
 
 
 def _range(bounds: Bounds, unit: int = 1, *, between: str = "-") -> str:

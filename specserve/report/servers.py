@@ -66,7 +66,8 @@ def event_words(event: events.Event) -> str:
             so_far = "" if is_over else " so far"
             return f"  {phase} …{f' {duration(took_s)}{so_far}' if took_s else ''}"
         case events.Ready():
-            return f"ready in {duration(event.elapsed_s)}"
+            lines = (f"ready in {duration(event.elapsed_s)}", event.memory)
+            return "\n".join(filter(None, lines))
         case events.Stopping(signal, grace_s):
             return f"sent {signal}; running requests may finish for up to {duration(grace_s)}"
         case events.Stopped(took_s, killed):

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specserve.errors import FactError, Interrupted, LaunchError, UsageError
+from specserve.memory import starts
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.causes import stalled
-from specserve.serve.logs import default_log
+from specserve.serve.logs import default_log, end_of, parse
 from specserve.serve.process import JsonChild, resolve_env, stop_on_signals
 
 Record = dict[str, Any]
@@ -272,18 +273,30 @@ def generate(
                     if event == "ready":
                         began_s = child.elapsed_s
                         say(f"the engine is ready after {began_s:.1f} s (vLLM {message['vllm']})")
+                        say(str(_kept(plan, child)))
                     elif event != "done":
                         tokens += message.get("completion_tokens", 0)
                         output.write(todo[message["index"]].record(message))
                         tick()
                 took_s = child.elapsed_s - began_s
                 say(f"{tokens} tokens in {took_s:.1f} s: {tokens / took_s:.1f} tokens/s")
-            except LaunchError:
+            except LaunchError as error:
+                if state == "starting the engine":
+                    _kept(plan, child, cause="; ".join(error.causes) or error.message)
                 say(output.kept(len(lines)))
                 raise
             finally:
                 child.close()  # at once: vLLM's own end takes seconds
         return output.complete()
+
+
+def _kept(plan: LaunchPlan, child: JsonChild, cause: str = "") -> starts.Start:
+    logged = dict[str, float]()
+    with contextlib.suppress(OSError):
+        for line in parse(end_of(child.log_path)):
+            starts.note(logged, line.text)
+    said: dict[str, Any] = {"log_path": str(child.log_path), "took_s": child.elapsed_s}
+    return starts.keep(plan, logged, cause=cause, command="generate", **said)
 
 
 def _messages(

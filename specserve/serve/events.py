@@ -70,6 +70,8 @@ class Ready:
     """None: a node that only computes; it has loaded its share."""
     model: str
     elapsed_s: float
+    memory: str = ""
+    """The size of its KV cache, and whether that was predicted."""
 
 
 @dataclass(frozen=True, slots=True)

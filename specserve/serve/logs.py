@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.errors import LaunchError
-from specserve.files import open_regular
-from specserve.serve.files import append_own, private, state_folder
+from specserve.files import open_regular, private, state_folder
+from specserve.serve.files import append_own
 
 CHUNK_BYTES = 4 << 20
 """The most that is read of a log at once."""

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import psutil
 
 from specserve.errors import FactError, SpecserveError, UsageError, quoted, system_reason
-from specserve.files import write_whole
+from specserve.files import private, read_own, state_folder, write_whole
 from specserve.serve import files
 from specserve.serve.causes import died
 from specserve.serve.client import Endpoint, endpoint, is_healthy, metrics
 from specserve.serve.events import Phase
-from specserve.serve.files import Process, identity, private, read_own, state_folder
+from specserve.serve.files import Process, identity
 from specserve.serve.process import session
 
 _MOST_BYTES = 1 << 20

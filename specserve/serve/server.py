@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from specserve.errors import Interrupted, LaunchError, TrafficError, UsageError
 from specserve.hardware.host import holder
+from specserve.memory import starts
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
 from specserve.serve.causes import signal_name, stalled
@@ -22,7 +22,6 @@ from specserve.serve.process import Child, StopRequest, resolve_env, send_all
 
 _TICK_S, _LOOK_S, _CHECK_S = 0.1, 0.5, 0.25
 _BEFORE_READY_GRACE_S, _ORPHAN_GRACE_S = 5.0, 2.0
-_KV_CACHE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API)
 
 
@@ -33,20 +32,34 @@ class RunningServer:
         self, plan: LaunchPlan, child: Child, *, stop: StopRequest, on_event: OnEvent
     ) -> None:
         self.plan, self.child, self.stop = plan, child, stop
-        self.kv_cache_tokens: int | None = None
-        """Of one engine, as vLLM's log says."""
+        self.logged = dict[str, float]()
+        """What vLLM's log says of memory, as `memory/starts.py` names it."""
         self.phase = Phase.ENGINE
         self._phase_began_s = 0.0
         self._has_loaded = False
         self._on_event = on_event
         self._tail = LogTail(child.log_path)
 
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Of one engine."""
+        return int(self.logged["kv_tokens"]) if "kv_tokens" in self.logged else None
+
     def start(self) -> None:
         """Wait until it answers; a node that only computes: until it is loaded.
 
-        Raises LaunchError if it ended or nothing moves any more (there is no limit on the whole),
-        Interrupted.
+        How it went is kept on disk. Raises LaunchError if it ended or nothing moves any more (there
+        is no limit on the whole), Interrupted.
         """
+        try:
+            self._start()
+        except LaunchError as error:
+            self._read_log()
+            if self.plan.answers:
+                self._keep("; ".join(error.causes) or error.message)
+            raise
+
+    def _start(self) -> None:
         child, stall_s, look_s = self.child, self.plan.stall_timeout_s, 0.0
         self._emit(events.Started(child.pid, str(child.log_path)))
         self._emit(events.Progress(self.phase))
@@ -69,8 +82,14 @@ class RunningServer:
         self.check()
         self._begin(Phase.SERVING)
         child.note_traces()
-        url = self.plan.url if self.plan.answers else None
-        self._emit(events.Ready(url, self.plan.model, self._phase_began_s))
+        url, memory = None, ""
+        if self.plan.answers:
+            url, memory = self.plan.url, str(self._keep())
+        self._emit(events.Ready(url, self.plan.model, self._phase_began_s, memory))
+
+    def _keep(self, cause: str = "") -> starts.Start:
+        log_path, took_s = str(self.child.log_path), self.child.elapsed_s
+        return starts.keep(self.plan, self.logged, log_path=log_path, took_s=took_s, cause=cause)
 
     def _emit(self, event: events.Event) -> None:
         """A terminal that went away must not keep a server from being stopped."""
@@ -79,8 +98,7 @@ class RunningServer:
 
     def _read_log(self) -> None:
         for line in self._tail.read():
-            if found := _KV_CACHE.search(line.text):
-                self.kv_cache_tokens = int(found[1].replace(",", ""))
+            starts.note(self.logged, line.text)
             if (phase := events.next_phase(self.phase, line)) is not self.phase:
                 self._has_loaded |= phase in _LOADED
                 self._begin(phase)

@@ -18,6 +18,7 @@ from openai_server import Script, serving
 from specserve.cli.app import _run as run
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError
+from specserve.files import private
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import escaped, in_one_line, json_text
 from specserve.report.findings import concise, failure, render
@@ -26,7 +27,6 @@ from specserve.report.servers import JsonView, TextView, print_log, table
 from specserve.report.text import json_document
 from specserve.serve import events, records
 from specserve.serve.client import shown
-from specserve.serve.files import private
 from specserve.serve.records import Record, Seen
 
 Captured = pytest.CaptureFixture[str]

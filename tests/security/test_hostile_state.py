@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
 from specserve.errors import UsageError
+from specserve.files import private
 from specserve.serve import records
-from specserve.serve.files import identity, private
+from specserve.serve.files import identity
 from specserve.serve.logs import LogTail
 from specserve.serve.records import Record, to_json
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, LaunchError
+from specserve.files import private
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import files, records
-from specserve.serve.files import private
 from specserve.serve.process import Child
 from specserve.serve.records import Record
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.files import write_named
+from specserve.files import private, read_own, write_named
 from specserve.measure.bench.result import Point, from_json
 from specserve.measure.workloads import Prompt, Workload
 from specserve.metrics import Acceptance
-from specserve.serve.files import append_own, private, read_own
+from specserve.serve.files import append_own
 
 PER_SLOT = 3
 """Requests in a block for each that runs at once: its end, where fewer run, must not weigh much."""

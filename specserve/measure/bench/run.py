@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specserve.errors import SpecserveError, UsageError
+from specserve.files import state_folder
 from specserve.measure.bench.passes import (
     Block,
     OnProgress,
@@ -34,7 +35,6 @@ from specserve.measure.bench.result import Point, Result, from_json
 from specserve.measure.bench.summary import speedup, summarise
 from specserve.measure.servers import REST_S, Measurement, Outlet, described
 from specserve.measure.verdict import needed, verdict
-from specserve.serve.files import state_folder
 from specserve.serve.process import StopRequest, stop_on_signals
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
+from specserve.files import state_folder
 from specserve.measure.bench.passes import PER_SLOT
 from specserve.measure.bench.plan import (
     BASELINE,
@@ -29,7 +30,6 @@ from specserve.measure.bench.plan import (
 )
 from specserve.measure.bench.result import Point
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
-from specserve.serve.files import state_folder
 from specserve.vllm.speculation import METHODS, SCHEDULE
 
 ROUNDS = 8
