@@ -285,7 +285,7 @@ def _asked(
     wanted: CheckOptions,
 ) -> dict[str, Mapping[str, Any]]:
     """What decides about the memory of each launch by the vLLM here, and what is estimated."""
-    from specserve.memory.starts import predicted, question
+    from specserve.memory.starts import question
     from specserve.plan.launch import launch, this_host
     from specserve.vllm.versions import installed_vllm
 
@@ -306,7 +306,7 @@ def _asked(
             )
             read = {role: facts for role, facts in known.items() if facts}
             asked = question(profile, plan, machine, read)
-            found[path] = {"asked": asked, "predicted": predicted(about)}
+            found[path] = {"asked": asked, "predicted": about.predicted}
     return found
 
 

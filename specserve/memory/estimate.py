@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specserve.errors import FactError, gib
 from specserve.memory.gpu import draft_bytes, kv_cache, per_gpu, target_weights
 from specserve.memory.inputs import MemoryInputs
 from specserve.memory.reserve import GIB, Bounds, context_bytes, reserve, unseen_bytes
+from specserve.memory.starts import Start
 from specserve.models.config import text_config
 from specserve.models.sizes import is_rough
-
-if TYPE_CHECKING:
-    from specserve.memory.starts import Start
 
 Basis = Literal["measured", "vllm", "headers", "published"]
 MemoryVerdict = Literal["fit", "tight", "unknown", "does_not_fit"]
@@ -101,6 +99,18 @@ class MemoryEstimate:
     """Settings of the profile with which it fits, or may fit, by dotted path: each alone."""
     measured_on: str = ""
     """The day of the start that it is measured by."""
+
+    @property
+    def predicted(self) -> dict[str, Any]:
+        """The figures that vLLM will log, as `starts.LOGGED` names them; none that is not known."""
+        room, tokens = self.per_gpu_bytes.kv_cache, self.kv_cache_tokens
+        weights = (self.per_gpu_bytes.target_weights + self.per_gpu_bytes.draft_weights) / GIB
+        said: dict[str, Any] = {"verdict": self.verdict, "weights_gib": [weights, weights]}
+        if self.verdict != "unknown" and tokens.high:
+            said["kv_tokens"] = [tokens.low, tokens.high]
+            if room.low != room.high:  # else its size was asked for
+                said["kv_gib"] = [room.low / GIB, room.high / GIB]
+        return said
 
 
 def estimate(inputs: MemoryInputs) -> MemoryEstimate:

@@ -26,7 +26,6 @@ from specserve.profile.secrets import masked, names_a_secret
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -111,18 +110,6 @@ def question(
     }
     plain: dict[str, Any] = json.loads(json.dumps(asked, sort_keys=True, default=str))
     return plain
-
-
-def predicted(found: MemoryEstimate) -> dict[str, Any]:
-    """What an estimate says of the figures that vLLM logs; nothing of what is not known."""
-    sizes, tokens = found.per_gpu_bytes, found.kv_cache_tokens
-    room, weights = sizes.kv_cache, sizes.target_weights + sizes.draft_weights
-    said: dict[str, Any] = {"verdict": found.verdict, "weights_gib": [weights / 2**30] * 2}
-    if found.verdict != "unknown" and tokens.high:
-        said["kv_tokens"] = [tokens.low, tokens.high]
-        if room.low != room.high:  # else its size was asked for
-            said["kv_gib"] = [room.low / 2**30, room.high / 2**30]
-    return said
 
 
 def note(logged: dict[str, float], text: str) -> None:
