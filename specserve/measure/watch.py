@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import correlation, fmean
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.verdict import (
@@ -22,6 +22,7 @@ from specserve.measure.verdict import (
     limits,
     quantile_ranks,
     rate,
+    ratio,
 )
 from specserve.metrics import Acceptance, Counters, Histogram, Metrics, read, since
 from specserve.profile.load import load_profile
@@ -63,17 +64,25 @@ def gained(before: Reading, now: Reading) -> Counters | None:
 
 
 class Window:
-    """The newest readings of one server, oldest first, and never more than MAX_READINGS."""
+    """The newest readings of one server, oldest first, and never more than MAX_READINGS.
+
+    `history` is as many since it started, or since the watch began: older ones stand further apart.
+    """
 
     def __init__(self, span_s: float) -> None:
         self.span_s = span_s
         self.readings: deque[Reading] = deque()
+        self.history: list[Reading] = []
 
     def add(self, reading: Reading) -> None:
         """Add one and drop what is too old; all of it after a restart."""
         kept = self.readings
         if kept and gained(kept[-1], reading) is None:
             kept.clear()
+            self.history.clear()
+        self.history.append(reading)
+        if len(self.history) > MAX_READINGS:
+            del self.history[1::2]
         if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < self.span_s / MAX_READINGS:
             kept.pop()
         kept.append(reading)
@@ -101,26 +110,14 @@ class WindowFigures:
 def figures(readings: Sequence[Reading]) -> WindowFigures:
     """Return all that can be said of readings without a restart in between; at least two."""
     first, last = readings[0], readings[-1]
-    seconds, counted = last.at_s - first.at_s, gained(first, last) or Counters()
+    counted = gained(first, last) or Counters()
     drafts, later = counted.acceptance, counted.generation_tokens - counted.ttft_s.count
-    running = fmean(reading.metrics.running_requests for reading in readings)
-    # drafts of one request are correlated: in parts that are shorter than one, neighbours would be
-    # alike, and the interval too narrow; by Little's law also of requests that still run
-    request_s = running * seconds / max(counted.finished_requests, 1)
-    request_s = max(counted.e2e_s.mean or 0.0, request_s)
-    least_s, cuts = max(seconds / _MAX_PARTS, _REQUESTS_PER_PART * request_s), [first]
-    for reading in readings:
-        if reading.at_s - cuts[-1].at_s >= 0.99 * least_s:
-            cuts.append(reading)
-    if len(cuts) > 1:
-        cuts[-1] = last
-    parts = [gained(before, now) or Counters() for before, now in pairwise(cuts)]
-    length, rate = acceptance_intervals([part.acceptance for part in parts])
+    length, rate = acceptance_intervals([part.acceptance for part in _parts(readings, _MAX_PARTS)])
     return WindowFigures(
-        seconds=seconds,
+        seconds=last.at_s - first.at_s,
         speculates=last.metrics.speculates,
         counted=counted,
-        running_requests=running,
+        running_requests=fmean(reading.metrics.running_requests for reading in readings),
         mean_acceptance_length=length,
         acceptance_rate=rate,
         ttft_p99_ms=p99_ms(counted.ttft_s),
@@ -130,6 +127,24 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
         if later >= MIN_DRAFTS
         else None,
     )
+
+
+def _parts(readings: Sequence[Reading], most: int) -> list[Counters]:
+    """What was counted in at most so many parts of the time, each longer than a request."""
+    first, last = readings[0], readings[-1]
+    seconds, counted = last.at_s - first.at_s, gained(first, last) or Counters()
+    running = fmean(reading.metrics.running_requests for reading in readings)
+    # drafts of one request are correlated: in parts that are shorter than one, neighbours would be
+    # alike, and the interval too narrow; by Little's law also of requests that still run
+    request_s = running * seconds / max(counted.finished_requests, 1)
+    request_s = max(counted.e2e_s.mean or 0.0, request_s)
+    least_s, cuts = max(seconds / most, _REQUESTS_PER_PART * request_s), [first]
+    for reading in readings:
+        if reading.at_s - cuts[-1].at_s >= 0.99 * least_s:
+            cuts.append(reading)
+    if len(cuts) > 1:
+        cuts[-1] = last
+    return [gained(before, now) or Counters() for before, now in pairwise(cuts)]
 
 
 def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, Estimate | None]:
@@ -169,6 +184,103 @@ def p99_ms(observed: Histogram) -> Estimate | None:
     return Estimate(1000 * value, low, 1000 * high, count, "95 %, ranks within buckets")
 
 
+_TREND_AFTER_S = 1800.0
+_TREND_PARTS = 24
+_SINKS_BY = 0.05
+_CERTAINTY = 0.999
+"""A watch looks hundreds of times."""
+_STEADILY = -0.9
+"""Correlation of the eighths' figures with time: traffic that comes and goes has a weaker one."""
+_SAME = 0.03
+"""Positions and lengths that differ by less are called alike."""
+_OTHER_TRAFFIC = 1.33
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A quarter of the time that a server was watched."""
+
+    mean_acceptance_length: float
+    per_position: tuple[float, ...]
+    draft_tokens: float
+    """Per draft: K, or less."""
+    prompt_tokens: float
+    """Per finished request."""
+    output_tokens: float
+    """Per finished request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How acceptance changed since the server started, or since the watch began."""
+
+    seconds: float
+    first: Stretch
+    newest: Stretch
+    change: Estimate
+    """The newest mean acceptance length by the first; its bounds are of 99.9 %."""
+    per_hour: float | None
+    """Of the mean acceptance length, in tokens; None for under an hour."""
+    sinks: bool
+    """By more than 5 %, surely, steadily, and not because K is smaller."""
+
+
+def trend(history: Sequence[Reading]) -> Trend | None:
+    """Compare the first quarter of the readings with the newest.
+
+    None for under 30 minutes, 12 parts longer than a request, or 200 drafts in an eighth.
+    """
+    seconds = history[-1].at_s - history[0].at_s
+    parts = _parts(history, _TREND_PARTS) if seconds >= _TREND_AFTER_S else []
+    size = len(parts) // 4
+    if size < _MIN_PARTS:
+        return None
+    cuts = [round(at * len(parts) / 8) for at in range(9)]
+    eighths = [sum(parts[at:to], Counters()) for at, to in pairwise(cuts)]
+    if min(each.acceptance.drafts for each in eighths) < MIN_DRAFTS:
+        return None
+    samples = [
+        RateSample("all", str(at), each.drafts + each.accepted_tokens, each.drafts)
+        for at, each in enumerate(part.acceptance for part in parts)
+    ]
+    found = ratio(samples[-size:], against=samples[:size])
+    assert found is not None  # a draft gives at least the target's own token
+    first, newest = (_stretch(sum(each, Counters())) for each in (parts[:size], parts[-size:]))
+    fell = newest.mean_acceptance_length - first.mean_acceptance_length
+    is_same_k = abs(newest.draft_tokens / first.draft_tokens - 1) < _SAME
+    low, high = found.bounds(_CERTAINTY)
+    sinks = high < 1 - _SINKS_BY and (is_same_k or _fell(first, newest)[0])
+    if sinks:  # else all may be equal
+        lengths = [each.acceptance.mean_acceptance_length or 1.0 for each in eighths]
+        sinks = correlation(range(8), lengths) < _STEADILY
+    per_hour = fell / (0.75 * seconds) * 3600 if seconds >= 3600 else None
+    change = Estimate(found.value, low, high, 2 * size, "99.9 %, Student's t over parts")
+    return Trend(seconds, first, newest, change, per_hour, sinks)
+
+
+def _stretch(counted: Counters) -> Stretch:
+    drafts, requests = counted.acceptance, max(counted.finished_requests, 1)
+    return Stretch(
+        drafts.mean_acceptance_length or 1.0,
+        drafts.per_position,
+        drafts.draft_tokens / drafts.drafts,
+        counted.prompt_tokens / requests,
+        counted.generation_tokens / requests,
+    )
+
+
+def _fell(first: Stretch, newest: Stretch) -> tuple[bool, bool]:
+    """Whether position 1 accepts less, and whether later ones do of what reaches them."""
+
+    def shares(of: Stretch) -> tuple[float, float]:
+        each = of.per_position or (0.0,)
+        return each[0], sum(each[1:]) / (sum(each[:-1]) or 1.0)
+
+    pairs = zip(shares(first), shares(newest), strict=True)
+    at_first, later = (now < (1 - _SAME) * before for before, now in pairs)
+    return at_first, later
+
+
 DEAD_DRAFT_LENGTH = 1.05
 """Mean acceptance length of a dead draft: of 20 steps, one accepts one draft token."""
 _DEAD_FOR_S = 15.0
@@ -178,9 +290,9 @@ _WORTH_SHARE = 0.05
 _LONGER = "use a longer `--window`"
 
 UNSEEN, OFF, COLLAPSED, MISSED = "UNSEEN", "OFF", "COLLAPSED", "MISSED"
-UNDECIDED, STEADY = "UNDECIDED", "STEADY"
-"""What is the matter: no metrics, no speculation, a dead draft, a promise that is not kept, too
-little to tell, or nothing; the first that applies."""
+SINKING, UNDECIDED, STEADY = "SINKING", "UNDECIDED", "STEADY"
+"""What is the matter: no metrics, no speculation, a dead draft, a promise that is not kept, an
+acceptance that sinks, too little to tell, or nothing; the first that applies."""
 
 
 def verdict_of(word: str, sentence: str) -> Verdict:
@@ -247,8 +359,24 @@ def dead_drafts(readings: Sequence[Reading]) -> str | None:
     return f"the newest drafts give {', '.join(found)} tokens per step" if found else None
 
 
+def trend_words(found: Trend) -> str:
+    """Return both figures, the change with its interval, and the fall per hour."""
+    change, hours = found.change, found.seconds / 3600
+    now, low, high = (
+        f"{100 * (each - 1):+.0f}" for each in (change.value, change.low, change.high)
+    )
+    first, newest = (each.mean_acceptance_length for each in (found.first, found.newest))
+    time_ = f"{hours:.1f} h" if hours >= 1.5 else f"{60 * hours:.0f} min"
+    pace = f", {found.per_hour:+.2f} per hour" if found.per_hour is not None else ""
+    return f"from {first:.2f} to {newest:.2f} in {time_} ({now} %, 99.9 %: {low} to {high}{pace})"
+
+
 def judge_window(
-    readings: Sequence[Reading], seen: WindowFigures, *, promises: Sequence[Judged] = ()
+    readings: Sequence[Reading],
+    seen: WindowFigures,
+    *,
+    promises: Sequence[Judged] = (),
+    since: Trend | None = None,
 ) -> Verdict:
     """Return the worst that the figures show."""
     drafts, length = seen.counted.acceptance.drafts, seen.mean_acceptance_length
@@ -260,6 +388,8 @@ def judge_window(
         return verdict_of(UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
     if missed := [each for each in promises if each.kept is Kept.MISSED]:
         return verdict_of(MISSED, "; ".join(map(promise_words, missed)))
+    if since is not None and since.sinks:
+        return verdict_of(SINKING, f"the mean acceptance length sank {trend_words(since)}")
     if length is None:
         text = f"{drafts:,} drafts in {seen.seconds:.0f} s give no interval yet: {_LONGER}"
         return verdict_of(UNDECIDED, text)
@@ -274,8 +404,32 @@ def judge_window(
     return verdict_of(STEADY, figure + (f"; promises kept: {kept}" if kept else ""))
 
 
-def advise(seen: WindowFigures, word: str) -> Advice | None:
-    """Return the first of four rules that applies. `word`: of the verdict."""
+def _advise_sinking(found: Trend) -> Advice:
+    """What to do by what the counters can tell: lengths, K and positions, but no text."""
+    first, newest = found.first, found.newest
+    for what in ("prompt_tokens", "output_tokens"):
+        before, now = getattr(first, what), getattr(newest, what)
+        if max(before, now) > _OTHER_TRAFFIC * min(before, now):
+            words = f"{now:,.0f} {what.replace('_', ' ')} instead of {before:,.0f}"
+            return Advice(
+                "traffic_changed",
+                f"the traffic changed, too (requests of {words}): before you blame the draft, send "
+                "the same prompts as in the beginning, with `specserve bench`",
+            )
+    at_first, later = _fell(first, newest)
+    where = "at all positions" if at_first == later else "at position 1 alone"
+    if later and not at_first:
+        where = "behind position 1, where a smaller `num_speculative_tokens` loses little"
+    return Advice(
+        "restart_one",
+        "restart it: if the same traffic then starts as high as before, the server's state rots "
+        "(vllm-project/vllm#41838), else the text changed (language, template, temperature); "
+        f"acceptance sinks {where}",
+    )
+
+
+def advise(seen: WindowFigures, word: str, *, since: Trend | None = None) -> Advice | None:
+    """Return the first of five rules that applies. `word`: of the verdict."""
     drafted, share = seen.counted.acceptance, seen.undrafted_share
     if word == COLLAPSED:
         return Advice(
@@ -283,6 +437,8 @@ def advise(seen: WindowFigures, word: str) -> Advice | None:
             "restart the server; if the draft stays dead, run `specserve check` on it; until then "
             "`specserve up --alternative baseline` serves the same text",
         )
+    if word in (MISSED, SINKING) and since is not None and since.sinks:
+        return _advise_sinking(since)
     if seen.speculates and share is not None and share >= _UNDRAFTED_SHARE:
         return Advice(
             "nothing_drafted",
@@ -322,6 +478,7 @@ class WatchReport:
     verdict: Verdict
     window: WindowFigures | None = None
     """None until there are two readings of the same server."""
+    trend: Trend | None = None
     advice: Advice | None = None
     promises: tuple[Judged, ...] = ()
     running_requests: int | None = None
@@ -413,8 +570,9 @@ def _report(watched: WatchedServer, window: Window) -> WatchReport:
         return replace(report, verdict=verdict_of(MISSED, text))
     if len(window.readings) < 2:
         return report
-    seen = figures(window.readings)
+    seen, since = figures(window.readings), trend(window.history)
     promises = judge_promises(profile, seen) if profile is not None else ()
-    verdict = judge_window(window.readings, seen, promises=promises)
-    advice = advise(seen, verdict.word)
-    return replace(report, verdict=verdict, window=seen, advice=advice, promises=promises)
+    verdict = judge_window(window.readings, seen, promises=promises, since=since)
+    advice = advise(seen, verdict.word, since=since)
+    known = replace(report, window=seen, trend=since, promises=promises)
+    return replace(known, verdict=verdict, advice=advice)

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.judge import LOSSY, NO_FAULT_FOUND, Verification
-from specserve.measure.watch import WatchedServer, WatchReport, promise_words, shown
+from specserve.measure.watch import WatchedServer, WatchReport, promise_words, shown, trend_words
 from specserve.report.console import LiveLine, in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
 from specserve.report.text import answer_line, count, duration, figure, json_document, json_values
@@ -131,6 +131,10 @@ def rows(report: WatchReport) -> list[tuple[str, str]]:
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
         ("load", f"{load}, {count(counted.preemptions, 'preemption')}"),
     ]
+    if report.trend is not None:
+        shares = (report.trend.first.per_position, report.trend.newest.per_position)
+        each = [f"{figure(before)}>{figure(now)}" for before, now in zip(*shares, strict=False)]
+        found.append(("trend", f"{trend_words(report.trend)}; per position {' '.join(each)}"))
     for promise in report.promises:
         why = f": {promise.why}" if promise.why else ""
         found.append((promise.kept.value, f"{promise_words(promise)}{why}"))

@@ -98,6 +98,16 @@ def test_the_answer_is_one_paragraph_and_the_figures_stand_behind_v(
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
+def test_half_an_hour_has_a_trend(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script):
+        assert run(["watch", url, "--once", "--window", "31m", "-v"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        out.startswith("STEADY") and "trend from 3.20 to 3.20 in 31 min (+0 %, 99.9 %: +0 to +0); per" in out
+    )
+    assert "per position 0.80>0.80 0.60>0.60 0.50>0.50 0.30>0.30" in out
+
+
 def test_one_report_for_programs(url: str, script: Script, capsys: Captured) -> None:
     with traffic(script):
         assert run(["watch", url, *QUICK, "--format", "json"]) == 0
@@ -106,7 +116,7 @@ def test_one_report_for_programs(url: str, script: Script, capsys: Captured) -> 
     assert found["verdict"]["word"] == "STEADY"
     assert found["window"]["mean_acceptance_length"]["value"] == pytest.approx(3.2)
     assert found["window"]["acceptance_rate"]["value"] == pytest.approx(0.55)
-    assert found["running_requests"] == 3
+    assert (found["running_requests"], found["trend"]) == (3, None)
     assert found["window"]["counted"]["acceptance"]["drafts"] > 1000
 
 

@@ -170,6 +170,31 @@ def of_server(**series: str) -> dict[str, str]:
     return {f"{SERIES[name]}{{{SERVER}}}": values for name, values in series.items()}
 
 
+SINKING = {
+    "drafts": "0+600x420",
+    "drafted": "0+2400x420",
+    "accepted": "0+1500x100 150000+1400x90 276000+1300x90 393000+1200x140",
+}
+"""Over seven hours."""
+
+
+@promtool
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"drafts": "0+600x200 0+600x220"},  # restarted
+        {"drafted": "0+2400x100 240000+2200x90 438000+2000x90 618000+1800x140"},  # a schedule lowers K
+        {"accepted": "0+1500x100 150000+1200x90 258000+1400x90 384000+1200x140"},  # traffic that comes and goes
+    ],
+    ids=["restarted", "lower K", "comes and goes"],
+)  # fmt: skip
+def test_acceptance_that_sinks_otherwise_than_by_rot_raises_nothing(
+    otherwise: dict[str, str], tmp_path: Path
+) -> None:
+    series = of_server(**(SINKING | otherwise))
+    assert not is_raised("SpecserveAcceptanceSinks", SHIPPED, series, at="400m", folder=tmp_path)
+
+
 @promtool
 @pytest.mark.parametrize(
     ("alert", "at", "series"),
@@ -177,6 +202,7 @@ def of_server(**series: str) -> dict[str, str]:
         ("SpecserveDraftCollapsed", "10m", {"drafts": "0+600x400", "accepted": "0+6x400"}),
         ("SpecserveNoDrafts", "30m", {"drafts": "0x400", "accepted": "0x400", "generated": "0+2100x400"}),
         ("SpecserveAcceptanceFell", "300m", {"drafts": "0+600x400", "accepted": "0+1500x200 300000+200x200"}),
+        ("SpecserveAcceptanceSinks", "400m", SINKING),
         ("SpecserveServerHangs", "10m", {"running": "3x400", "generated": "500x400", "prompts": "500x400"}),
         ("SpecserveServerRestarts", "16m", {"generated": f"{'0 500 1000 ' * 5}0 9"}),
         ("SpecserveDraftPositionsWasted", "200m",

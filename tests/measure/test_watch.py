@@ -21,6 +21,8 @@ from specserve.measure.verdict import Kept, Verdict
 from specserve.measure.watch import (
     COLLAPSED,
     MAX_READINGS,
+    MISSED,
+    SINKING,
     STEADY,
     UNDECIDED,
     UNSEEN,
@@ -38,9 +40,11 @@ from specserve.measure.watch import (
     judge_window,
     p99_ms,
     reports,
+    trend,
 )
 from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics, read
 from specserve.profile.schema import Profile
+from tests.measure.trends import SERIES, alarms
 
 DATA = Path(__file__).parents[1] / "data" / "metrics"
 DEMO = EngineName("demo", "0")
@@ -288,6 +292,98 @@ def test_the_advice_says_what_to_do(each: Counters, word: str, code: str | None,
     found: Advice | None = advise(figures(readings(*[each] * 12)), word)
     assert (found.code if found else None) == code
     assert found is None or sentence in found.sentence
+
+
+def watched_for(*quarters: Counters, minutes: int = 120) -> Window:
+    """Readings each minute, a quarter of them with each of these counts."""
+    window = Window(60)
+    for reading in readings(*(each for each in quarters for _ in range(minutes // 4)), every_s=60):
+        window.add(reading)
+    return window
+
+
+def sinking(*shares: tuple[float, ...], **last: Any) -> Window:
+    """Two hours in which acceptance goes from share to share."""
+    *before, newest = shares
+    return watched_for(*(gain(shares=each) for each in before), gain(shares=newest, **last))
+
+
+STEPS = [
+    (0.80, 0.60, 0.50, 0.40),
+    (0.76, 0.56, 0.46, 0.36),
+    (0.72, 0.52, 0.42, 0.32),
+    (0.68, 0.48, 0.38, 0.28),
+]
+START = [
+    (0.80, 0.60, 0.50, 0.40),
+    (0.76, 0.57, 0.475, 0.38),
+    (0.72, 0.54, 0.45, 0.36),
+    (0.68, 0.51, 0.425, 0.34),
+]
+CHAIN = [
+    (0.80, 0.60, 0.50, 0.40),
+    (0.80, 0.56, 0.44, 0.32),
+    (0.80, 0.52, 0.38, 0.24),
+    (0.80, 0.48, 0.32, 0.16),
+]
+
+
+@pytest.mark.parametrize(
+    ("window", "code", "words"),
+    [
+        (sinking(*STEPS), "restart_one", "(vllm-project/vllm#41838), else the text changed"),
+        (sinking(*STEPS), "restart_one", "acceptance sinks at all positions"),
+        (sinking(*START), "restart_one", "at position 1 alone"),
+        (sinking(*CHAIN), "restart_one", "behind position 1, where a smaller `num_speculative_tokens` loses"),
+        (sinking(*STEPS, finished=2), "traffic_changed", "requests of 141 output tokens instead of 66"),
+    ],
+)
+def test_acceptance_that_sinks_for_hours_is_told_with_where_and_what_to_do(
+    window: Window, code: str, words: str
+) -> None:
+    since = trend(window.history)
+    assert since is not None and since.sinks and since.per_hour is not None
+    verdict = judge_window(window.readings, figures(window.readings), since=since)
+    assert verdict.word == SINKING and verdict.level == "open"
+    assert verdict.sentence.startswith("the mean acceptance length sank from 3.30 to 2.")
+    found = advise(figures(window.readings), MISSED, since=since)
+    assert found is not None and (found.code, words in found.sentence) == (code, True)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        watched_for(*[gain()] * 4),
+        sinking(STEPS[0], STEPS[3], STEPS[0], STEPS[3]),  # traffic that comes and goes
+        sinking(*[(0.8, 0.6, 0.5, 0.4), (0.8, 0.6, 0.4, 0.3), (0.8, 0.5, 0.3, 0.1), (0.8, 0.5)], draft_tokens=200),
+        sinking(*reversed(STEPS)),
+    ],
+    ids=["steady", "comes and goes", "a schedule lowers K", "rises"],
+)  # fmt: skip
+def test_a_trend_is_no_alarm_unless_it_goes_down_steadily_at_the_same_k(window: Window) -> None:
+    since = trend(window.history)
+    assert since is not None and not since.sinks
+    assert judge_window(window.readings, figures(window.readings), since=since).word != SINKING
+
+
+def test_there_is_no_trend_of_half_an_hour_or_of_a_few_drafts() -> None:
+    assert trend(watched_for(*[gain()] * 4, minutes=28).history) is None
+    assert trend(watched_for(*[gain(4)] * 4).history) is None
+    assert trend(watched_for(*[gain(finished=0)] * 4).history) is None  # requests that go on and on
+
+
+def test_a_history_reaches_back_to_the_beginning_and_stays_small() -> None:
+    window = watched_for(*[gain()] * 4, minutes=3000)
+    assert len(window.history) <= MAX_READINGS and window.history[0].at_s == 0
+    assert window.history[-1] is window.readings[-1]
+    window.add(readings(gain(1))[0])  # a restart
+    assert len(window.history) == 1
+
+
+def test_hours_of_noise_raise_no_alarm_and_a_fall_of_a_fifth_does() -> None:
+    """Of 1,000 series each: docs/measurements.md."""
+    steady, _, _, _, fall, *_ = SERIES
+    assert not alarms(steady, 20) and len(alarms(fall, 5)) == 5
 
 
 class Clock:
