@@ -16,6 +16,8 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
 # No test may depend on where the clone lies: `make test`, and so CI, runs those without vLLM in a copy at such a path.
 ELSEWHERE := build/a specserve ü
+# Only the files that have the mark: to collect all tests takes 7 s.
+MARKED = $(sort $(shell grep -rl --include='test_*.py' 'pytest.mark.$(1)' tests))
 SOAK ?= 5
 VERSIONS := tests/cli tests/convert tests/metrics tests/models tests/serve
 
@@ -72,11 +74,12 @@ fmt: ## format and repair what ruff can repair
 unit:
 	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
 
+# Beside `engine` there is one core left, and one process imports vLLM once.
 installed: $(if $(TOGETHER),unit) # asks the installed vLLM without starting it
-	$(PYTEST) -n 2 --dist loadfile -m "vllm and not engine and not soak"
+	$(PYTEST) -n $(if $(TOGETHER),0,2) --dist loadfile -m "vllm and not engine and not soak" $(call MARKED,vllm)
 
 engine:
-	$(PYTEST) -m "engine and not soak" --durations=15
+	$(PYTEST) -m "engine and not soak" --durations=15 $(call MARKED,engine)
 
 vllm: dev ## every known vLLM: tables, facts, quoted sources; VLLM=wheels (default: downloaded)
 	$(BIN)/python scripts/update_vllm.py --check $(VLLM)

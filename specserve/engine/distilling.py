@@ -42,10 +42,6 @@ def train(lines: JsonLines) -> None:
 
     The loop is ours: transformers' Trainer needs accelerate, which vLLM does not bring.
     """
-    import torch
-    from torch.nn.utils import parameters_to_vector, vector_to_parameters
-    from transformers import AutoModelForCausalLM
-
     messages = lines.read()
     request = next(messages)
     threading.Thread(target=_end_with_parent, args=(messages,), daemon=True).start()
@@ -58,6 +54,10 @@ def train(lines: JsonLines) -> None:
         )
         for part, most in (("train/", None), ("validation/", _MOST_CHOOSING))
     )
+    import torch  # seconds: after all that can fail without it
+    from torch.nn.utils import parameters_to_vector, vector_to_parameters
+    from transformers import AutoModelForCausalLM
+
     model: Any = AutoModelForCausalLM.from_pretrained(request["draft"], local_files_only=True)
     model = model.float().to("cuda" if torch.cuda.is_available() else "cpu").train()
     highest = 0.125 / model.config.hidden_size
