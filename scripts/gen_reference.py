@@ -248,6 +248,7 @@ _OUTPUTS: Mapping[str, str] = {
     "`lint` and `check`": "report/findings.json",
     "`plan`": "plan/llama8b-eagle3-schedule.json",
     "`diff`": "report/diff.json",
+    "`upgrade`": "report/upgrade.json",
     "`verify`": "report/verify-wrong.json",
     "`bench`, and its `result.json`": "report/bench.json",
 }

@@ -269,7 +269,7 @@ def _questions(facts: CollectedFacts, wanted: CheckOptions) -> tuple[Sequence[Vl
         vllm = VllmToAsk(here.version)
     if vllm is None:
         why = "the version that `--vllm` names is not installed, so no vLLM was asked; "
-        return (), f"{why}`--vllm FOLDER` asks the one of a wheel" if wanted.version else ""
+        return (), f"{why}`specserve upgrade --to WHEEL` asks one" if wanted.version else ""
     if facts.context.machine is None or "target" not in facts.shapes:
         return (), facts.missing["hardware"]
     try:

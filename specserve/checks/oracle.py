@@ -71,15 +71,24 @@ class VllmToAsk:
 
     version: str
     source: Path | None = None
+    python: Path | None = None
+    """The interpreter that asks, if it is another than this one."""
+    whole: bool = False
+    """Whether every value of its configuration is part of the answer."""
 
 
 def vllm_in(folder: Path) -> VllmToAsk:
-    """The vLLM whose package a folder holds: of a wheel, or of an sdist. Raises FactError."""
+    """The vLLM whose package a folder holds. Raises FactError."""
+    return VllmToAsk(distribution_in(folder).version, folder.resolve())
+
+
+def distribution_in(folder: Path) -> Distribution:
+    """What an unpacked wheel or sdist of vLLM says of itself. Raises FactError."""
     metadata = [*sorted(folder.glob("vllm*.dist-info/METADATA")), *folder.glob("PKG-INFO")]
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         hint = "name the folder of an unpacked wheel: `unzip vllm-….whl -d FOLDER`"
         raise FactError(f"`{folder}` does not contain vLLM", hint=hint)
-    return VllmToAsk(Distribution.at(metadata[0].parent).version, folder.resolve())
+    return Distribution.at(metadata[0].parent)
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,7 @@ class VllmQuestion:
             },
             "build": {"draft_lacks": lacks, "beside": list(self.beside)},
             "count": self.machine.count * self.machine.nodes,
+            **({"whole": True} if self.vllm.whole else {}),
         }
 
     @cached_property
@@ -221,9 +231,12 @@ def ask(
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     names = ("transformers", "torch")  # read configurations, and build models
     libraries = [each.version for name in names for each in [*distributions(name=name)][:1]]
-    for setting in dict.fromkeys(each.setting for each in questions):
-        asked = {at: each for at, each in enumerate(questions) if each.setting == setting}
-        vllm = next(iter(asked.values())).vllm
+    for setting, vllm in dict.fromkeys((each.setting, each.vllm) for each in questions):
+        asked = {
+            at: each
+            for at, each in enumerate(questions)
+            if (each.setting, each.vllm) == (setting, vllm)
+        }
         decides = [setting, vllm.version, libraries, __version__, code]
 
         def kept_in(request: Mapping[str, Any], decides: Sequence[object] = decides) -> Path:
@@ -234,17 +247,19 @@ def ask(
         plain = {kept_in(each): each for each in _PLAINEST}
         mine = {at: kept_in(each.request) for at, each in asked.items()}
         requests = plain | {mine[at]: each.request for at, each in asked.items()}
-        kept = {} if vllm.source else {file: kept_answer(file) for file in requests}
+        is_elsewhere = vllm.source is not None or vllm.python is not None
+        kept = {} if is_elsewhere else {file: kept_answer(file) for file in requests}
         said = {file: answer for file, answer in kept.items() if answer is not None}
         if new := [file for file in requests if file not in said]:
             before()
             before = lambda: None  # noqa: E731
             child = [*(command or CHILD), *setting]
+            child[0] = str(vllm.python or child[0])
             found = answers(child, [requests[file] for file in new], limit_s=limit_s)
             for file, answer in zip(new, found, strict=True):
                 said[file] = answer
                 is_whole = "not_judged" not in answer and not answer.get("skipped")
-                if is_whole and vllm.source is None:  # what is not here may come
+                if is_whole and not is_elsewhere:  # what is not here may come
                     keep_answer(file, answer)
         usual = {item["at"] for file in plain for item in said[file].get("warnings", ())}
         verdicts |= {at: asked[at].read(said[file], usual=usual) for at, file in mine.items()}

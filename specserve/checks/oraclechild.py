@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import specserve
 from specserve.engine.jsonlines import message_in
 from specserve.files import write_whole
 
@@ -74,7 +75,7 @@ def answers(
     The `models` of a request are laid out as folders that hold a config.json. `limit_s`: for all;
     by default what the child itself may take. In the end nothing of the child is left.
     """
-    limit_s = limit_s or 240 + 60 * len(requests)
+    limit_s, paths = limit_s or 240 + 60 * len(requests), os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as folder:
         lines = []
         for at, request in enumerate(requests):
@@ -85,6 +86,8 @@ def answers(
                 model.mkdir(parents=True)
                 (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
             lines.append(json.dumps(sent) + "\n")
+        # for another interpreter, which may lack it, and must not find our libraries
+        (Path(folder) / "specserve").symlink_to(Path(specserve.__file__).parent)
         asked, log = Path(folder) / "stdin", Path(folder) / "stderr"
         asked.write_text("".join(lines), encoding="utf-8")
         with (
@@ -97,7 +100,12 @@ def answers(
                 stderr=stderr,
                 cwd=folder,
                 start_new_session=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+                env={
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    "VLLM_NO_USAGE_STATS": "1",
+                    "PYTHONPATH": os.pathsep.join(filter(None, (folder, paths))),
+                },
             ) as process,
         ):
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -25,7 +24,7 @@ _FORMAT = "Output format (default: text; in GitHub Actions: github)."
 Format = Annotated[Form | None, typer.Option("--format", show_default=False, help=_FORMAT)]
 _PICK = "Skip named files that are not profiles (in folders they are always skipped)."
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
-_VLLM = "Judge for this version; or a folder with the files of a wheel of vLLM, which is asked."
+_VLLM = "Judge for this version (see `upgrade` for what it changes)."
 _NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
 _ACCELERATORS = "Show only the accelerators here, and the names for --assume."
 
@@ -67,7 +66,7 @@ def check(
     strict: options.Strict = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     verbose: options.Verbose = False,
-    vllm: Annotated[str | None, option("VERSION|PATH", _VLLM, "--vllm")] = None,
+    vllm: Annotated[str | None, option("VERSION", _VLLM, "--vllm")] = None,
     no_ask: Annotated[bool, flag("--no-ask", _NO_ASK)] = False,
     format: Format = None,
     settings: options.Settings = None,
@@ -88,7 +87,6 @@ def check(
     specserve check configs/demo.yaml
     specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
     specserve check my.yaml --offline --strict --format json
-    specserve check my.yaml --vllm vllm-0.34.0/
     specserve check -- vllm serve org/model --max-model-len 8192
     """
     from specserve.checks.check import Checked
@@ -101,12 +99,6 @@ def check(
     from specserve.vllm.facts import minor
     from specserve.vllm.versions import table
 
-    is_path, source = vllm is not None and not vllm[:1].isdigit(), None
-    if vllm is not None and is_path:
-        from specserve.checks.oracle import vllm_in
-
-        source = vllm_in(Path(vllm))  # raises for a folder without a vLLM
-        vllm = source.version
     starts, ignored = kept()
     if ignored:
         StderrNotices().warn(ignored)
@@ -116,7 +108,6 @@ def check(
         locked=locked or None,
         machine=machine_of(assume) if assume else None,
         asks=not no_ask,
-        source=source,
         version=judged.minor if judged else None,
         starts=starts,
         tell=notices.progress,

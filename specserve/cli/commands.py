@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from specserve.errors import UsageError, did_you_mean, quoted
 
 COMMAND_GROUPS: Mapping[str, str] = {
-    "Profiles": "lint check convert drafts plan diff lock pull rules schema",
+    "Profiles": "lint check convert drafts plan diff upgrade lock pull rules schema",
     "Serving": "up ask generate ps logs down render",
     "Measuring": "verify bench tune watch distill",
     "This host": "doctor",
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
 }
 """The commands in the order of the help, each with its module and function."""
 
-_TAKE_A_COMMAND = ("lint", "check", "plan", "diff", "up", "render")
+_TAKE_A_COMMAND = ("lint", "check", "plan", "diff", "upgrade", "up", "render")
 """Commands that take a vLLM command behind `--` in the place of a profile."""
 _INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import enum
 import importlib
 import logging
@@ -43,6 +44,7 @@ _SHOWN = {
     ),
 }
 """What differs by speculation, or decides about speed, and is part of the answer."""
+_OF_MODELS = ("hf_config", "hf_text_config", "target_model_config", "static_forward_context")
 _MOST_REASONS = 2
 
 
@@ -71,7 +73,7 @@ def judge(parser: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     os.environ.update(request.get("env", {}))
     lines = _log_lines()
     try:
-        answer = _launched(arguments, given, titles, request.get("build", {}))
+        answer = _launched(arguments, given, titles, request)
     except Exception as error:
         answer = failure(error)
     once = {text: place for level, text, place in reversed(lines) if level != "INFO"}
@@ -103,7 +105,7 @@ def _launched(
     arguments: argparse.Namespace,
     given: Mapping[str, Any],
     titles: Mapping[str, str | None],
-    build: Mapping[str, Any],
+    request: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The answer about arguments. `given`: those of the command line; `titles`: their classes."""
     from vllm.config import set_current_vllm_config
@@ -123,7 +125,9 @@ def _launched(
     with set_current_vllm_config(config):
         for name in ("models", "KV cache", "CUDA graphs"):
             try:
-                launch = launch or importlib.import_module(LAUNCHING).Launch(config, build)
+                launch = launch or importlib.import_module(LAUNCHING).Launch(
+                    config, request.get("build", {})
+                )
                 launch.steps[name]()
             except Exception as error:
                 found = failure(error)
@@ -137,6 +141,8 @@ def _launched(
     for section, names in _SHOWN.items():
         part = getattr(config, section)
         effective |= {name: _simple(getattr(part, name, None)) for name in names}
+    if request.get("whole"):
+        effective |= _leaves(config)
     if launch is not None and launch.backends:
         effective["attention_backends"] = launch.backends
     parts = {type(part).__name__: part for part in vars(config).values()}
@@ -153,6 +159,19 @@ def _launched(
             changed.append({"argument": argument, "value": wanted, "effective": runs})
     answer = {"effective": effective, "changed": changed}
     return answer | {"build": launch.figures if launch else {}, "skipped": skipped}
+
+
+def _leaves(part: Any, inside: str = "") -> dict[str, Any]:
+    """The values of a configuration by their dotted names, without what a model says of itself."""
+    found = dict[str, Any]()
+    for name, value in (part if isinstance(part, dict) else vars(part)).items():
+        if str(name).startswith("_") or name in _OF_MODELS:
+            continue
+        if isinstance(value, dict) or dataclasses.is_dataclass(value):
+            found |= _leaves(value, f"{inside}{name}.")
+        elif not callable(value):
+            found[f"{inside}{name}"] = _simple(value)
+    return found
 
 
 def _simple(value: Any) -> Any:

@@ -278,6 +278,7 @@ def _pretend_platform() -> None:
     )
     platforms.vllm_version_matches_substr = _returning(False)  # `cpu`
     import_utils.import_pynvml = lambda: nvml
+    platforms._current_platform = None  # importing 0.31 finds one
     assert platforms.current_platform.is_cuda()
     from vllm.distributed import parallel_state
     from vllm.platforms import cuda

@@ -16,7 +16,7 @@ from pathlib import Path
 import specserve
 from specserve.checks.oracle import vllm_in
 from specserve.errors import FactError, UsageError, quoted, system_reason
-from specserve.vllm.versions import contains, installed, table
+from specserve.vllm import versions
 
 _LIMIT_S = 60
 """For an interpreter to say its vLLM: a network file system may take most of it."""
@@ -61,9 +61,9 @@ def side(text: str) -> Iterator[Side]:
     elif path.is_dir():
         yield _tree(text, path)
     elif text[:1].isdigit():
-        table(text)  # raises for what is no version
-        here, is_minor = installed(), text.count(".") == 1
-        if here and contains(f"=={text}{'.*' * is_minor}", here.version):
+        versions.table(text)  # raises for what is no version
+        here, is_minor = versions.installed(), text.count(".") == 1
+        if here and versions.contains(f"=={text}{'.*' * is_minor}", here.version):
             yield Side(text, here.version, Path(sys.executable))
         else:
             yield Side(text, text)

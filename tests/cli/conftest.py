@@ -42,7 +42,8 @@ def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubSe
 _VLLM = """
 import json, os, sys
 for line in sys.stdin:
-    number, argv = (json.loads(line)[name] for name in ("id", "argv"))
+    asked = json.loads(line)
+    number, argv = asked["id"], asked["argv"]
     speculates = "--speculative-config" in argv
     newer = "--source" in sys.argv
     runs = 256 if newer else 288
@@ -58,6 +59,12 @@ for line in sys.stdin:
         "changed": [item] if speculates else [],
         "skipped": {"CUDA graphs": "no tensors"} if speculates and "SKIPS" in os.environ else {},
     }
+    if asked.get("whole"):
+        effective |= {"instance_id": os.getpid(), "model_config.dtype": "bfloat16"}
+        effective |= {"cache_config.block_size": 16, "scheduler_config.max_num_seqs": 256 * (1 + newer)}
+        effective |= {"compilation_config.replay": True, "only_new": 1} if newer else {"only_old": None}
+        plan = {"kv_bytes": 2**34, "blocks": 9, "tokens": 80_000 if newer else 100_000, "concurrency": 9.0}
+        answer["build"] = {"target": 2**30, "draft": 2**28, "kv": ["FullAttentionSpec"], "plans": [plan, plan]}
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
     bad_draft = {"refused": "no such draft", "at": "vllm/config/speculative.py:1"}
     answer = bad_draft if any("bad-draft" in word for word in argv) else answer

