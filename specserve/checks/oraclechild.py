@@ -75,7 +75,7 @@ def answers(
     The `models` of a request are laid out as folders that hold a config.json. `limit_s`: for all;
     by default what the child itself may take. In the end nothing of the child is left.
     """
-    limit_s, paths = limit_s or 240 + 60 * len(requests), os.environ.get("PYTHONPATH")
+    limit_s, inherited = limit_s or 240 + 60 * len(requests), dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as folder:
         lines = []
         for at, request in enumerate(requests):
@@ -101,10 +101,10 @@ def answers(
                 cwd=folder,
                 start_new_session=True,
                 env={
-                    **os.environ,
+                    **inherited,
                     "HF_HUB_OFFLINE": "1",
                     "VLLM_NO_USAGE_STATS": "1",
-                    "PYTHONPATH": os.pathsep.join(filter(None, (folder, paths))),
+                    "PYTHONPATH": os.pathsep.join([folder, inherited.get("PYTHONPATH", "")]),
                 },
             ) as process,
         ):
