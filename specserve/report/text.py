@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from specserve.measure.verdict import Estimate
 
 _WORDS = {
-    "good": "PAYS, LOSSLESS, NO FAULT FOUND, STEADY, kept, ok, agree, fits",
-    "bad": "bad, COSTS, LOSSY, COLLAPSED, MISSED, missed, not ok, invalid, not ready, not checked, "
-    "does not fit",
+    "good": "BETTER, SAME, PAYS, LOSSLESS, NO FAULT FOUND, STEADY, kept, ok, agree, fits",
+    "bad": "bad, COSTS, WORSE, LOSSY, COLLAPSED, MISSED, missed, not ok, invalid, not ready, "
+    "not checked, does not fit",
     "open": "note, INCONCLUSIVE, UNDECIDED, UNSEEN, OFF, undecided, may not fit, "
     "not known whether it fits",
 }

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import fmean
+from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
@@ -17,7 +18,7 @@ from specserve.measure.bench.passes import OnProgress, Pass, Progress, paired, p
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant, plan_bench
 from specserve.measure.bench.run import Bench, new_directory
 from specserve.measure.bench.summary import figures, invalid_reason, sample, speedup
-from specserve.measure.servers import LoadGenerator, Running, described
+from specserve.measure.servers import Running, described
 from specserve.measure.verdict import (
     COSTS,
     INCONCLUSIVE,
@@ -48,10 +49,11 @@ _MORE = {PAYS: BETTER, COSTS: WORSE, NO_DIFFERENCE: SAME, INCONCLUSIVE: UNDECIDE
 _LESS = {**_MORE, PAYS: WORSE, COSTS: BETTER}
 """Of seconds."""
 _TEXTS, _TOKENS = 16, 64
+_TOO_FEW = "fewer than two blocks were measured: give `--measure` more time"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeasuredFigure:
     """One figure on both sides; None: it is not known."""
 
     name: str
@@ -82,7 +84,7 @@ class Parting:
 class Measured:
     """All of it; its fields are the keys of its JSON."""
 
-    changes: tuple[Change, ...]
+    figures: tuple[MeasuredFigure, ...]
     partings: tuple[Parting, ...]
     starts: int
     """Of each side."""
@@ -93,9 +95,9 @@ class Measured:
     notes: tuple[str, ...] = ()
 
     @property
-    def word(self) -> str:
-        """The word of all figures together."""
-        return min((each.verdict.word for each in self.changes), key=WORDS.index)
+    def is_worse(self) -> bool:
+        """Whether any figure is."""
+        return any(each.verdict.word == WORSE for each in self.figures)
 
 
 class UpgradeBench(Bench):
@@ -107,15 +109,9 @@ class UpgradeBench(Bench):
         return {}
 
     @contextmanager
-    def session(
-        self,
-        variants: Sequence[Variant],
-        *,
-        label: str,
-        beside: Mapping[str, Running] | None = None,
-    ) -> Iterator[tuple[dict[str, Running], LoadGenerator]]:
+    def session(self, *given: Any, **more: Any) -> Iterator[tuple[dict[str, Running], Any]]:
         """As for every benchmark; text is read one request at a time: a batch would round it."""
-        with super().session(variants, label=label, beside=beside) as (servers, generator):
+        with super().session(*given, **more) as (servers, generator):
             for name in servers.keys() - self.texts.keys():
                 self.on_progress(Progress(f"reading the greedy text of {name}"))
                 asked = VerifySession(servers[name].client)
@@ -189,7 +185,7 @@ def _verdict(word: str, sentence: str) -> Verdict:
     return Verdict(word, {WORSE: "bad", UNDECIDED: "open"}.get(word, "good"), sentence)  # type: ignore[arg-type]
 
 
-def _change(
+def _figure(
     name: str,
     unit: str,
     values: Sequence[float | None],
@@ -197,28 +193,28 @@ def _change(
     *,
     why: str,
     words: Mapping[str, str] = _MORE,
-) -> Change:
+) -> MeasuredFigure:
     """A figure with the verdict of bench on the ratio of both sides. `why`: there is none."""
     old, new = values
     if found is None or not math.isfinite(found.error):
-        return Change(name, unit, old, new, None, _verdict(UNDECIDED, why))
+        return MeasuredFigure(name, unit, old, new, None, _verdict(UNDECIDED, why))
     said = verdict(found)
     judged = _verdict(words[said.word], said.sentence)
-    return Change(name, unit, old, new, found.estimate, judged)
+    return MeasuredFigure(name, unit, old, new, found.estimate, judged)
 
 
-def speeds(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[Change]:
+def speeds(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[MeasuredFigure]:
     """Output tokens/s at each workload and load."""
     for at in plan.points:
         both = [passes_of(passes, name, at) for name in (OLD, NEW)]
-        why = invalid_reason(both[0]) or invalid_reason(both[1])
+        why = next((why for each in both if each and (why := invalid_reason(each))), None)
         found = None if why else speedup(passes, variant=NEW, against=OLD, at=at)
         rates = [each.output_tokens_per_s if each else None for each in map(figures, both)]
-        name = f"{at.workload}, concurrency {at.concurrency}"
-        yield _change(name, "tokens/s", rates, found, why=why or "too few blocks were measured")
+        name = f"{at.workload} at concurrency {at.concurrency}"
+        yield _figure(name, "tokens/s", rates, found, why=why or _TOO_FEW)
 
 
-def acceptance(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[Change]:
+def acceptance(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[MeasuredFigure]:
     """Tokens per step, and how often each position of a draft is accepted; all points together.
 
     A side that drafts nothing has 1 token per step. A position is judged by 1 + its share, the
@@ -247,16 +243,16 @@ def acceptance(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[Change]:
         name = "mean acceptance length" if of_all else f"accepted at position {place + 1}"
         values = [of_all + accepted(total) / (total.drafts or 1) for total in totals]
         unit, found = "tokens/step" if of_all else "share", ratio(new, against=old)
-        yield _change(name, unit, values, found, why="too few blocks were measured")
+        yield _figure(name, unit, values, found, why=_TOO_FEW)
 
 
-def kv_cache(old: int | None, new: int | None) -> Change:
+def kv_cache(old: int | None, new: int | None) -> MeasuredFigure:
     """Tokens of the KV cache by the logs: a count, so its ratio has no spread."""
     found = LogEstimate(math.log(new / old), 0.0, KNOWN, 0, 1, 0) if old and new else None
-    return _change("KV cache", "tokens", (old, new), found, why="a log does not say it")
+    return _figure("KV cache", "tokens", (old, new), found, why="a log does not say it")
 
 
-def time_to_ready(old: Sequence[float], new: Sequence[float]) -> Change:
+def time_to_ready(old: Sequence[float], new: Sequence[float]) -> MeasuredFigure:
     """Mean seconds from the start of a server until it answers."""
     samples = [
         [
@@ -266,12 +262,12 @@ def time_to_ready(old: Sequence[float], new: Sequence[float]) -> Change:
         for side in (old, new)
     ]
     found, why = ratio(samples[1], against=samples[0]), "each was started once"
-    return _change("time to ready", "s", (fmean(old), fmean(new)), found, why=why, words=_LESS)
+    return _figure("time to ready", "s", (fmean(old), fmean(new)), found, why=why, words=_LESS)
 
 
 def compare_texts(
     old: Mapping[str, ScoredText], new: Mapping[str, ScoredText]
-) -> tuple[Change, tuple[Parting, ...]]:
+) -> tuple[MeasuredFigure, tuple[Parting, ...]]:
     """Whether the greedy texts are equal, and where they part: at near-ties they are the same."""
     common = [name for name in old if name in new]
     partings = tuple(filter(None, (parting(old[name], new[name]) for name in common)))
@@ -282,7 +278,7 @@ def compare_texts(
     if real:
         is_mended = all(mine > TIE_TOLERANCE >= theirs for mine, theirs in real)
         word, sentence = BETTER if is_mended else WORSE, f"{sentence}, {len(real)} at no tie"
-    return Change("greedy text", "", None, equal, None, _verdict(word, sentence)), partings
+    return MeasuredFigure("greedy text", "", None, None, None, _verdict(word, sentence)), partings
 
 
 def parting(old: ScoredText, new: ScoredText) -> Parting | None:
