@@ -305,6 +305,8 @@ class Measurement:
         """By variant, what its server serves."""
         self.kv_tokens: dict[str, int] = content.setdefault("kv_tokens", {})
         """By variant, tokens of its KV cache."""
+        self.kv_requests: dict[str, float] = content.setdefault("kv_requests", {})
+        """By variant, requests of `max_model_len` that its KV cache holds."""
         self.launches = int(content.get("launches", 0))
         self.workloads: dict[str, Workload] = {}
         self.passes_left = 0
@@ -387,6 +389,8 @@ class Measurement:
             self.on_progress(Progress(text, is_note=True))
             if server.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.kv_cache_tokens
+            if requests := server.logged.get("concurrency"):
+                self.kv_requests[variant.name] = requests
             yield connect(variant, plan.url, check=server.check)
 
     def send_block(

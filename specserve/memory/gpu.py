@@ -87,13 +87,24 @@ class KvCache(NamedTuple):
 
     @property
     def _group(self) -> int:
-        """Layers that share a block table: vLLM groups different kinds of layers by the fewest."""
-        kinds = Counter[str]()
-        for each, count in self.layers.items():
-            if not each.is_draft:
-                kinds[each.kind] += count
-        fewest, most = min(kinds.values(), default=1), max(kinds.values(), default=1)
+        """Layers that share a block table: vLLM groups different kinds of layers by the fewest.
+
+        A draft's layers are of a target's kind, or of one more if their size differs, and each kind
+        is padded to whole groups. 0: one table serves all. Source: vllm/v1/core/kv_cache_utils.py,
+        `num_padding_layers`.
+        """
+        kinds = self._kinds
+        if len({(each.kind, each.window) for each in kinds}) < 2:
+            return 0
+        fewest, most = min(kinds.values()), max(kinds.values())
         return most if most < 1.5 * fewest else fewest
+
+    @property
+    def _kinds(self) -> Counter[Layer]:
+        found = Counter[Layer]()
+        for each, count in self.layers.items():
+            found[each._replace(is_draft=False)] += count
+        return found
 
     @property
     def _state(self) -> int:
@@ -104,16 +115,16 @@ class KvCache(NamedTuple):
         total, group = 0, self._group
         per_token = next((each.bytes for each in self.layers if each.kind != "state"), 0)
         page = max(16, -(-self._state // (16 * per_token)) * 16) if per_token else 16
-        for each, count in self.layers.items():
+        for each, count in self._kinds.items():
             kept = self.states if each.kind == "state" else -(-tokens // page) * page
             if each.kind == "window":
                 kept = min(kept, each.window - 1 + self.in_flight + page)
-            total += each.bytes * kept * (count if each.is_draft else -(-count // group) * group)
+            total += each.bytes * kept * (-(-count // group) * group if group else count)
         return total
 
     def state_blocks(self, kv_bytes: float) -> int | None:
         """Blocks that can hold a state, of which vLLM wants one for each request; None without."""
-        page = self._state * self._group
+        page = self._state * (self._group or self.layers.total())
         return int(max(kv_bytes, 0.0) // page) if page else None
 
 

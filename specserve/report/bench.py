@@ -123,10 +123,12 @@ def _document(result: Result) -> Document:
     models = dict.fromkeys(each.model for each in result.variants if each.model)
     lines = [("target", model) for model in models]
     answers = []
-    plain = next((each.kv_cache_tokens for each in result.variants if each.is_baseline), None)
+    plain = next((each for each in result.variants if each.is_baseline), VariantInfo(""))
     for variant in result.variants:
         room, words = variant.kv_cache_tokens, variant_words(variant)
-        if room and plain and not (cost := DraftCost(room, plain)).is_little:
+        both = [one.kv_cache_requests or 0.0 for one in (variant, plain)]
+        cost = DraftCost(room or 0, plain.kv_cache_tokens or 0, *both)
+        if room and not cost.is_little:
             words += f"; costs {cost}"
         elif room:
             words += f"; KV cache of {room:,} tokens"

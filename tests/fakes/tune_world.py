@@ -179,7 +179,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
             raise LaunchError("out of memory")
         here.running.append(name)
         try:
-            yield SimpleNamespace(url="http://x", check=lambda: None, kv_cache_tokens=100)
+            yield SimpleNamespace(url="http://x", check=lambda: None, kv_cache_tokens=100, logged={})
         finally:
             here.running.remove(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.memory.estimate import MemoryEstimate, by_vllm, estimate
-from specserve.memory.gpu import kv_cache
+from specserve.memory.gpu import KvCache, kv_cache
 from specserve.memory.inputs import MemoryInputs
 from specserve.models.facts import ModelFacts, published
+from specserve.models.sizes import Layer
 from tests.memory.models import LLAMA_1B, LLAMA_8B, decoder, recorded
 
 GIB = 2**30
@@ -85,6 +87,45 @@ def test_a_draft_costs_its_weights_and_its_part_of_every_token_and_of_the_reques
     )
     assert 0.2 < cost.share < 0.3
     assert str(cost).startswith("23 % of the KV cache: ") and ", concurrency " in str(cost)
+
+
+QWEN_32B = LLAMA_8B | {
+    "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+    "num_attention_heads": 64, "vocab_size": 151936,
+}  # fmt: skip
+QWEN_2B = QWEN_32B | {
+    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_a_draft_costs_what_two_public_starts_logged() -> None:
+    # tomasruizt/vllm-scripts d94d714, profiling/results2: serve-32B.log, serve-sd-32b-1.7b-k3.log (January
+    # 2026, H100): 61.03 and 64.24 GiB of weights, 8.54 and 5.43 GiB of KV cache, 34,992 and 15,456 tokens
+    small: dict[str, Any] = {"max_model_len": 5000, "max_num_seqs": 1, "max_num_batched_tokens": 5000}
+    alone: dict[str, Any] = {**small, "target": decoder(QWEN_32B), "gpu_memory_utilization": 0.9}
+    draft: dict[str, Any] = {**DRAFTING, "num_speculative_tokens": 3, "draft": decoder(QWEN_2B)}
+    logged: Any = (({}, 61.03, 8.54, 34_992), (draft, 64.24, 5.43, 15_456))
+    for more, weights_gib, kv_gib, tokens in logged:
+        found = judged(**alone, **more)
+        weights = found.per_gpu_bytes.target_weights + found.per_gpu_bytes.draft_weights
+        assert weights == pytest.approx(weights_gib * GIB, rel=0.001)
+        assert found.kv_cache_tokens.low < tokens < found.kv_cache_tokens.high
+        exact = judged(**alone, **more, kv_cache_memory_bytes=int(kv_gib * GIB))
+        assert exact.kv_cache_tokens.high == pytest.approx(tokens, rel=0.005)
+    cost = judged(**alone, **draft).draft_cost
+    assert cost is not None and cost.share == pytest.approx(1 - 15_456 / 34_992, abs=0.02)
+
+
+def test_the_layers_of_a_draft_shift_how_vllm_pads_the_groups_of_a_hybrid_model() -> None:
+    # vllm-project/vllm-ascend#14314: 24 layers of attention, 69 with a state, and a draft of 5
+    state, full = Layer("state", 1000), Layer("full", 1)
+    page = 1008  # tokens of a block of attention, which must be as large as a state
+    alone = KvCache(Counter({full: 24, state: 69})).request_bytes(16)
+    drafted = KvCache(Counter({full: 24, state: 69, full._replace(is_draft=True): 5})).request_bytes(16)
+    assert (alone, drafted) == (24 * page + 72 * 1000, 29 * page + 87 * 1000)  # 3 and 18 layers of padding
+    other = KvCache(Counter({full: 24, Layer("full", 2, 0, True): 5})).request_bytes(16)
+    assert other == (24 + 2 * 5) * 16  # one table for all
 
 
 def test_a_kv_cache_with_a_size_of_its_own_is_exact_and_must_fit_beside_the_weights() -> None:

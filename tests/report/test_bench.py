@@ -173,11 +173,16 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
         for cell in example().cells
     )
     room = {"baseline": 20_000, "profile": 12_345, "eagle3": 19_999}
-    variants = tuple(dataclasses.replace(one, kv_cache_tokens=room[one.name]) for one in example().variants)
+    variants = tuple(
+        dataclasses.replace(one, kv_cache_tokens=room[one.name], kv_cache_requests=room[one.name] / 4096)
+        for one in example().variants
+    )
     result = dataclasses.replace(example(), cells=cells, variants=variants)
     text = " ".join(plain(result, "text").split())
     assert "at concurrency 16, requests waited 900 ms before they ran, 7 were preempted" in text
-    assert "costs 38 % of the KV cache: 12,345 tokens instead of 20,000" in text
+    assert (
+        "costs 38 % of the KV cache: 12,345 tokens instead of 20,000, concurrency 3.0 instead of 4.9" in text
+    )
     assert "KV cache of 19,999 tokens" in text
     assert "| waited, ms | preempted |" in plain(result, "markdown")
 

@@ -58,6 +58,8 @@ class VariantInfo:
     url: str | None = None
     kv_cache_tokens: int | None = None
     """Room of its KV cache; None if the server does not say."""
+    kv_cache_requests: float | None = None
+    """How many requests of `max_model_len` it holds at once; None if the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ class Bench(Measurement):
                     variant.info,
                     model=variant.info.model or self.models.get(variant.name, ""),
                     kv_cache_tokens=self.kv_tokens.get(variant.name),
+                    kv_cache_requests=self.kv_requests.get(variant.name),
                 )
                 for variant in plan.variants
             ),
