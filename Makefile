@@ -85,11 +85,16 @@ vllm: dev ## every known vLLM: tables, facts, quoted sources; VLLM=wheels (defau
 	$(BIN)/python scripts/update_vllm.py --check $(VLLM)
 
 # The floors as constraints: pip fails if they do not resolve together. Warnings of old libraries are no failures here.
-versions: python ## the CLI's tests with the lowest and with the newest libraries that pyproject.toml allows
+versions: python ## the wheel by pip, uvx and pipx; its tests with the lowest and the newest libraries it allows
 	@rm -rf build/versions && mkdir -p build/versions && touch build/versions/newest.txt
 	@sed -nE '/^\[dependency-groups/q; s/^  "([a-z0-9.-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml >build/versions/lowest.txt
+	@$(PYTHON) -m venv build/versions/tools && build/versions/tools/bin/pip install -q build uv pipx
+	@build/versions/tools/bin/python -m build -q -o build/versions >build/versions/build.log 2>&1 || { cat build/versions/build.log; exit 1; }
+	cd build/versions && tools/bin/uvx -q --python $(PYTHON) --from ./*.whl specserve lint ../../configs/demo.yaml
+	cd build/versions && PIPX_HOME="$$PWD/pipx" tools/bin/pipx run --spec ./*.whl specserve lint ../../configs/demo.yaml
 	@for set in lowest newest; do echo "== $$set" && $(PYTHON) -m venv build/versions/$$set && \
-	build/versions/$$set/bin/pip install -q -c build/versions/$$set.txt '.[measure]' pytest pytest-xdist pytest-timeout hypothesis jsonschema && \
+	build/versions/$$set/bin/pip install -q -c build/versions/$$set.txt "$$(echo build/versions/*.whl)[measure]" \
+	pytest pytest-xdist pytest-timeout hypothesis jsonschema && \
 	$(OFFLINE) build/versions/$$set/bin/pytest -q -n 2 -W default $(VERSIONS) -m "not engine and not vllm and not soak" || exit; done
 
 sglang: dev ## SGLang's options against its wheel; SGLANG=wheel (default: downloaded)
