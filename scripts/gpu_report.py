@@ -3,6 +3,7 @@
     python scripts/gpu_report.py [-o DIR] [--minutes 15] [--steps LIST]
     python scripts/gpu_report.py --small       the same steps on a CPU, with tiny shapes
     python scripts/gpu_report.py --dry-run     every step with its commands; starts nothing
+    python scripts/gpu_report.py --read FILE   a row for each `specserve doctor --report` in the file
 
 Steps run in order of value, or those of `--steps` in its order. Each result is written at once to
 DIR/STEP.json; a step whose file is there is not run again, so the same command resumes. Models
@@ -36,24 +37,22 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # nothing has to be installed
 from specserve import __version__
+from specserve.memory import starts
 from specserve.vllm.versions import installed, known_versions
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 DATA: Json = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 CLOSING_S, STOP_LIMIT_S = 15.0, 60.0  # kept for the end; given to a command before it is killed
-LOGGED = {
-    "weights_gib": r"Model loading took ([\d.]+) GiB",
-    "kv_gib": r"Available KV cache memory: ([\d.]+) GiB",
-    "cudagraph_estimate_gib": r"Estimated CUDA graph memory: ([\d.]+) GiB",
-    "cudagraph_gib": r"Graph capturing finished in \d+ secs?, took (-?[\d.]+) GiB",
-    "consumed_gib": r"Actual usage is ([\d.]+) GiB for consumed memory",
-    "activation_gib": r"([\d.]+) GiB for peak activation",
-    "non_torch_gib": r"([\d.]+) GiB for non-torch memory",
-    "total_gib": r"Free memory on device \S*\s?\([\d.]+/([\d.]+) GiB\)",
-    "kv_tokens": r"KV cache size: ([\d,]+) tokens",
+READ_BACK = {
+    "model_runner": "model runner",
+    "weights_gib": "weights",
+    "activation_gib": "activations",
+    "cudagraph_gib": "CUDA graphs",
+    "kv_gib": "KV cache",
+    "kv_tokens": "KV cache, tokens",
 }
-"""Source: vllm 0.26 to 0.33, v1/worker/gpu_{worker,model_runner}.py, v1/core/kv_cache_utils.py."""
+"""Figures of a start that have a column in docs/results."""
 ENDS = {
     "serves": r"init engine \(",  # the engine counts, not the API server on top of it
     "oom": r"(?i)out of memory|OutOfMemoryError",
@@ -371,13 +370,15 @@ def memory_point(name: str, profile: Json, machine: Json, server: Server) -> Jso
     for key in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens"):
         point[key] = engine.get(key)
     point |= {"enforce_eager": "enforce_eager" in engine, "vllm_version": machine["vllm"]}
-    for what, sign in LOGGED.items():
-        found = re.findall(sign, server.log)
-        point[f"reported_{what}"] = json.loads(found[-1].replace(",", "")) if found else None
+    logged: Json = dict.fromkeys(starts.LOGGED)
+    found: Json = {}
+    for line in server.log.splitlines():
+        starts.note(found, line)
+    point |= {f"reported_{what}": value for what, value in (logged | found).items()}
     point["gpu_mem_gib"] = point.pop("reported_total_gib") or machine["total_gib"]
     ends = [word for word, sign in ENDS.items() if server.url or re.search(sign, server.log)]
     point["outcome"] = [*ends, "fails"][0]
-    point["regime"] = "v2" if "Using V2 Model Runner" in server.log else "v1_graph_deducted"
+    point["regime"] = "v2" if found.get("model_runner") == 2 else "v1_graph_deducted"
     point["notes"] = "; ".join(filter(None, ["dummy weights", server.cause]))
     return point | {"source": "scripts/gpu_report.py", "tier": "A"}
 
@@ -397,7 +398,11 @@ def main() -> int:
     parser.add_argument("--steps", metavar="LIST", help="only these, in this order: bench,text")
     parser.add_argument("--small", action="store_true", help="on the CPU, with tiny shapes")
     parser.add_argument("--dry-run", action="store_true", help="print the steps, start nothing")
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="rows of others' starts")
     args = parser.parse_args()
+    if args.read:
+        print("\n".join(read_back(args.read)))
+        return 0
     machine = describe(is_small=args.small)
     if args.dry_run and not args.small and not machine["gpu"]:
         machine["gpu"] = "NVIDIA GPU (assumed)"
@@ -424,6 +429,24 @@ def main() -> int:
         return 2
     session = Session(args.output.resolve(), args.minutes, values)
     return measure(session, machine, chosen, list(known))
+
+
+def read_back(files: Iterable[Path]) -> Iterator[str]:
+    """Rows for the table of docs/results: of each block of `specserve doctor --report` in the files."""
+    columns = ["accelerator", "vLLM", "launch", *READ_BACK.values(), "check had said", "verdict"]
+    yield from (f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns)))
+    for block in (b for file in files for b in re.findall(r"(?ms)^```json\n(.*?)\n```", read(file))):
+        point = json.loads(block)
+        asked, logged, told = point["asked"], point["logged"], point["predicted"]
+        models = [each.get("name", "a local model") for _, each in sorted(asked["models"].items())[::-1]]
+        chosen = {key: value for key, value in asked.get("engine", {}).items() if key.startswith("max_")}
+        chosen |= {"K": asked.get("speculation", {}).get("num_speculative_tokens")}
+        launch = [*models, *(f"{key} {value}" for key, value in chosen.items() if value is not None)]
+        band = told.get("kv_gib") or told.get("kv_tokens") or ()
+        cells = [asked.get("accelerator", ["?"])[0], point["vllm"], ", ".join(launch)]
+        cells += [f"{logged[key]:,}" if key in logged else "-" for key in READ_BACK]
+        cells += [" to ".join(dict.fromkeys(f"{end:,.2f}" for end in band)) or "-", point["verdict"]]
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def describe(*, is_small: bool) -> Json:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,6 +14,7 @@ import typer
 from specserve.cli import options
 from specserve.cli.options import argument, flag, option
 from specserve.diagnostics import Report, Severity
+from specserve.errors import FactError, UsageError
 from specserve.report.console import escaped, mute, out, say, styled
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ _PICK = "Skip named files that are not profiles (in folders they are always skip
 _OFFLINE = "Read no network: only directories, the Hub cache and locks."
 _VLLM = "Judge for this version (see `upgrade` for what it changes)."
 _NO_ASK = "Do not let the installed vLLM judge the launch (10 s at first, then cached)."
+_REPORT = "Print the last start, or that of NAME, as Markdown for an issue."
+_REPORTED = "Name of a detached server (with --report)."
 _ACCELERATORS = "Show only the accelerators here, and the names for --assume."
 
 
@@ -198,8 +203,10 @@ def _print(
 
 
 def doctor(
+    name: Annotated[str | None, argument("NAME", _REPORTED)] = None,
     *,
     accelerators: Annotated[bool, flag("--accelerators", _ACCELERATORS)] = False,
+    report: Annotated[bool, flag("--report", _REPORT)] = False,
     format: options.Format = "text",
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
@@ -208,9 +215,15 @@ def doctor(
     means that something is worth fixing. doctor uses no network. It says whether there is a Hub
     token, and never shows it.
 
+    With --report, it prints a start of vLLM as a block of Markdown for an issue: what the check had
+    predicted of its memory, what vLLM logged, the causes found. Paths, addresses, secrets, and the
+    names of profile, server and local models are left out; look at it before you post it.
+
     \b
     specserve doctor
     specserve doctor --accelerators
+    specserve doctor --report
+    specserve doctor --report demo
     """
     from specserve.checks.doctor import examine, this
     from specserve.files import state_folder
@@ -219,6 +232,12 @@ def doctor(
     from specserve.report.text import json_document
 
     as_json = format == "json"
+    if name and not report:
+        raise UsageError("NAME needs `--report`")
+    options.refuse_together(accelerators=accelerators, report=report)
+    if report:
+        _report_start(name, as_json=as_json)
+        return
     if accelerators:
         found, cpu = gpus(), this_cpu()
         known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
@@ -228,6 +247,38 @@ def doctor(
     out(json_document({"lines": lines}) if as_json else doctor_text(lines))
     if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
+
+
+def _report_start(name: str | None, *, as_json: bool) -> None:
+    """Print a detached server's start, or the last one. Raises UsageError and FactError."""
+    from specserve.checks.doctor import examine, this
+    from specserve.files import state_folder
+    from specserve.memory.starts import kept
+    from specserve.report.check import start_point, start_report
+    from specserve.report.findings import StderrNotices
+    from specserve.report.text import json_document
+    from specserve.serve.logs import end_of, parse
+    from specserve.serve.records import only_server, settled
+
+    server = settled(only_server(name)) if name else None
+    starts, ignored = kept()
+    if ignored:
+        StderrNotices().warn(ignored)
+    found = [each for each in starts if server is None or each.log_path == server.log_path]
+    if not found:
+        of = f" of `{name}`" if name else ""
+        raise FactError(f"there is no record of a start{of}", hint="`specserve up` makes one")
+    if as_json:
+        out(json_document(start_point(found[0])))
+        return
+    log = list[str]()
+    with suppress(OSError):
+        # a server's own words, not those on requests
+        lines = parse(end_of(Path(found[0].log_path), limit_bytes=1 << 16))
+        log = [line.text for line in lines if line.text.strip() and line.text[:6] != "INFO: "]
+    here = list(examine(this(state=state_folder(), servers=lambda: ())))
+    cause = server.cause if server else ""
+    out(start_report(found[0], log=log[-15:], lines=here, cause=cause))
 
 
 def server_lines() -> Iterator[Line]:

@@ -35,18 +35,18 @@ _LITTLE: Literal["too little logged"] = "too little logged"
 LOGGED: Mapping[str, re.Pattern[str]] = {
     name: re.compile(sign)
     for name, sign in {
-        "weights_gib": r"Model loading took ([\d.]+) GiB",
-        "kv_gib": r"Available KV cache memory: ([\d.]+) GiB"
-        r"|reserved ([\d.]+) GiB memory for KV Cache"
-        r"|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache",
-        "kv_tokens": r"KV cache size: ([\d,]+) tokens",
-        "concurrency": r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x",
-        "cudagraph_estimate_gib": r"Estimated CUDA graph memory: ([\d.]+) GiB",
-        "cudagraph_gib": r"Graph capturing finished in \d+ secs?, took (-?[\d.]+) GiB",
-        "consumed_gib": r"Actual usage is ([\d.]+) GiB for consumed memory",
-        "activation_gib": r"([\d.]+) GiB for peak activation",
-        "non_torch_gib": r"([\d.]+) GiB for non-torch memory",
-        "total_gib": r"Free memory on device \S*\s?\([\d.]+/([\d.]+) GiB\)",
+        "weights_gib": r"Model loading took (\d+\.?\d*) GiB",
+        "kv_gib": r"Available KV cache memory: (\d+\.?\d*) GiB"
+        r"|reserved (\d+\.?\d*) GiB memory for KV Cache"
+        r"|(?:Explicitly|Auto) set \((\d+\.?\d*)/[\d.]+\) GiB for KV cache",
+        "kv_tokens": r"KV cache size: (\d[\d,]*) tokens",
+        "concurrency": r"Maximum concurrency for [\d,]+ tokens per request: (\d+\.?\d*)x",
+        "cudagraph_estimate_gib": r"Estimated CUDA graph memory: (\d+\.?\d*) GiB",
+        "cudagraph_gib": r"Graph capturing finished in \d+ secs?, took (-?\d+\.?\d*) GiB",
+        "consumed_gib": r"Actual usage is (\d+\.?\d*) GiB for consumed memory",
+        "activation_gib": r"(\d+\.?\d*) GiB for peak activation",
+        "non_torch_gib": r"(\d+\.?\d*) GiB for non-torch memory",
+        "total_gib": r"Free memory on device \S*\s?\([\d.]+/(\d+\.?\d*) GiB\)",
         "model_runner": r"[Uu]sing (?:the )?V(\d) [Mm]odel [Rr]unner",
     }.items()
 }
@@ -94,9 +94,10 @@ def question(
                 "name": facts.model,
                 "is_local": facts.commit is None,
                 "is": identity(hashed(facts)),
-                "shape": {key: text_config(facts.config).get(key) for key in _SHAPE},
+                "shape": {key: text[key] for key in _SHAPE if text.get(key) is not None},
             }
             for role, facts in models.items()
+            for text in (text_config(facts.config),)
         },
         "engine": {key: value for key, value in engine.items() if key not in _PLACES},
         "speculation": {key: value for key, value in block.items() if key not in _PLACES},
@@ -117,6 +118,7 @@ def note(logged: dict[str, float], text: str) -> None:
     for name, sign in LOGGED.items():
         if found := sign.search(text):
             value = float(found[found.lastindex or 0].replace(",", ""))
+            value = int(value) if value.is_integer() else value
             logged[name] = (min if name in _LEAST else max)(value, logged.get(name, value))
 
 
@@ -195,8 +197,8 @@ def keep(
     """The record of a start, which is put on disk if that can be written; the oldest ones go."""
     known, block = plan.memory, plan.speculation or {}
     models = [str(each.get("model", "")) for each in (plan.engine_kwargs, block)]
-    folders = [each for each in models if each.startswith(("/", "~", "."))]
-    own = [plan.name, *folders, *(each.rstrip("/").rpartition("/")[2] for each in folders)]
+    folders = [each.rstrip("/") for each in models if each.startswith(("/", "~", "."))]
+    own = [plan.name, *folders, *(each.rpartition("/")[2] for each in folders)]
     start = Start(
         datetime.now().astimezone().isoformat(timespec="seconds"),
         command,
@@ -242,13 +244,16 @@ def _read(data: bytes) -> Start:
     start = Start(**{**content, "names": tuple(content["names"])})
     bands = [start.predicted[name] for name in _SLACK if name in start.predicted]
     figures = [start.took_s, *start.logged.values(), *(end for ends in bands for end in ends)]
+    asked = start.asked or {"accelerator": [""], "models": {}}
+    models = [(each["name"], each["is_local"], each["shape"]) for each in asked["models"].values()]
     texts = (start.command, start.vllm, start.log_path, start.cause, *start.names)
     is_sound = (
         start.schema == _SCHEMA
         and all(isinstance(each, str) for each in texts)
         and all(isinstance(each, int | float) and math.isfinite(each) for each in figures)
         and all(len(ends) == 2 for ends in bands)
-        and isinstance(start.asked, dict | None)
+        and all(isinstance(name, str) and isinstance(shape, dict) for name, _, shape in models)
+        and isinstance(asked["accelerator"][0], str)
         and isinstance(start.predicted, dict)
         and set(start.logged) <= set(LOGGED)
     )

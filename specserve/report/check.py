@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
+from specserve import __version__
 from specserve.checks.check import Checked
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Accelerator, catalogue
 from specserve.memory.estimate import MemoryEstimate
 from specserve.memory.reserve import Bounds
+from specserve.memory.starts import Start
+from specserve.profile.secrets import hushed, redacted
 from specserve.report.console import escaped, styled, wrapped
 from specserve.report.findings import remark, render
-from specserve.report.page import Document, Items, Section, text_lines
-from specserve.report.text import GIB, Column, Table, answer_line, count
+from specserve.report.page import Block, Document, Items, Section, text_lines
+from specserve.report.text import GIB, Column, Table, answer_line, count, json_document
 
 if TYPE_CHECKING:
     from specserve.checks.doctor import Line
@@ -26,6 +31,10 @@ _BASES = {
     "headers": "the bytes of the safetensors headers, divided",
     "published": "what is published of the model, divided",
 }
+_ADDRESS = re.compile(
+    r"(?i)\b[a-z][a-z0-9+]*://[^\s'\"<>]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[\da-f]*:[\da-f:]+\](?::\d+)?"
+)
+_PATH = re.compile(r"(?<![\w)>:-])(?:~|\.{1,2})?(?:/[\w.@%+=~-]+){2,}/?|~/[\w.@%+=~-]+")
 _FITS = {
     "fit": "fits",
     "tight": "may not fit",
@@ -172,6 +181,88 @@ def _effective(judged: VllmVerdict) -> Section:
     lines += [("not judged", f"{step}: {reason}") for step, reason in judged.skipped.items()]
     shown = Items(lines or [("", "nothing is changed")])
     return Section(f"Effective configuration by {judged.basis}", [shown])
+
+
+def start_point(start: Start) -> dict[str, Any]:
+    """What a start tells others: the launch without private names, the prediction, the log."""
+    asked = dict(start.asked or {})
+    asked["models"] = {
+        role: {"shape": each["shape"]} | ({} if each["is_local"] else {"name": each["name"]})
+        for role, each in asked.get("models", {}).items()
+    }
+    point = {
+        "specserve": __version__,
+        "vllm": start.vllm,
+        "day": start.at[:10],
+        "command": start.command,
+        "verdict": start.verdict,
+        "said": start.cause or str(start),
+        "took_s": start.took_s,
+        "asked": asked,
+        "predicted": dict(start.predicted),
+        "logged": dict(start.logged),
+    }
+    hidden: dict[str, Any] = _hidden(point, start.names)
+    return hidden
+
+
+def start_report(start: Start, *, log: Sequence[str], lines: Sequence[Line], cause: str) -> str:
+    """Returns a block of Markdown for an issue; its JSON is what `scripts/gpu_report.py` reads.
+
+    `log`: its last lines; `lines`: what `doctor` found; `cause`: how the server ended later.
+    """
+    point = start_point(start)
+    asked, told, logged = point["asked"], point["predicted"], point["logged"]
+    rows = []
+    for name in dict.fromkeys([*told, *logged]):
+        form = "{:.2f}" if name.endswith(("_gib", "concurrency")) else "{:,.0f}"
+        if not isinstance(ends := told.get(name, ()), str):
+            what = name.replace("kv_", "KV cache_").replace("_gib", ", GiB").replace("_", " ")
+            words = "-".join(dict.fromkeys(map(form.format, ends)))
+            rows.append((what, words or "-", form.format(logged[name]) if name in logged else "-"))
+    libraries = [f"{name} {asked[name]}" for name in ("torch", "transformers") if name in asked]
+    versions = [f"specserve {__version__}", f"vLLM {start.vllm}", *libraries]
+    about = [("versions", ", ".join(versions))]
+    if start.asked:
+        ranks = "x".join(map(str, asked.get("ranks", ())))
+        about.append(("accelerator", f"{asked['accelerator'][0]}, nodes and ranks {ranks}"))
+    for role, each in asked["models"].items():
+        shape = ", ".join(f"{key} {value}" for key, value in each["shape"].items())
+        about.append((role, f"{each.get('name', 'a local folder')} ({shape})"))
+    for part in ("engine", "speculation"):
+        items = [f"{key}: {value}" for key, value in asked.get(part, {}).items()]
+        about += [(part, ", ".join(items))] if items else []
+    about += [("verdict of the check", told["verdict"])] if "verdict" in told else []
+    causes = [start.cause, cause]
+    causes += [f"{each.name}: {each.text}" for each in lines if each.state != "ok"]
+    about += [("found", _hidden(each, start.names)) for each in causes if each]
+    columns = [Column("", "name"), Column("predicted"), Column("logged")]
+    blocks: list[Block] = [Table(columns, rows), Items(about)]
+    answer = (point["verdict"], point["said"])
+    head = Document("start", f"vLLM {start.vllm} on {point['day']}", blocks, [answer]).markdown()
+    shown = "\n".join(escaped(_hidden(line, start.names)).replace("```", "~~~") for line in log)
+    data = json_document(point, indent=None)
+    folded = {"last lines of the log": ("text", shown), "for scripts": ("json", data)}
+    parts = [
+        f"<details>\n<summary>{title}</summary>\n\n```{kind}\n{text}\n```\n\n</details>"
+        for title, (kind, text) in folded.items()
+    ]
+    return "\n\n".join([head.rstrip("\n"), *parts])
+
+
+def _hidden(value: Any, names: Iterable[str]) -> Any:
+    """The same without names, paths, addresses and secrets of this machine."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_hidden(each, names) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = hushed(redacted(value, shapes=True))
+    for name in sorted(filter(None, {*names, socket.gethostname()}), key=len, reverse=True):
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "(name)", text)
+    text = _ADDRESS.sub("(address)", text)
+    return _PATH.sub(lambda found: found[0].partition("site-packages/")[2] or "(path)", text)
 
 
 def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
