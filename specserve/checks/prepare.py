@@ -40,7 +40,8 @@ def prepare(
     if options.check and options.starts:
         offline = "HF_HUB_OFFLINE" in plan.env
         memory = check_launch(profile, options, offline=offline, notices=notices)
-        plan = replace(plan, memory=memory)
+        if options.python is None:  # another Python's vLLM and torch are not known here
+            plan = replace(plan, memory=memory)
         if host:
             _refuse_host(profile, plan, host)
     elif options.check:

@@ -14,6 +14,12 @@ from specserve.profile.schema import Profile
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Starts on this machine are none of a test's business."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def profile(write: Callable[..., Path]) -> Callable[[str], Profile]:
     """A profile of these lines; a pinned target stands already where the text has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.prepare import check_launch, prepare
 from specserve.errors import FactError, ProfileError
+from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.starts import keep, kept
 from specserve.plan import launch
 from specserve.plan.launch import Host, LaunchOptions
 from specserve.profile.load import load_profile
@@ -43,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Become:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
-        monkeypatch.setattr(launch, "this_host", lambda _: facts)
+        monkeypatch.setattr(launch, "this_host", lambda *_: facts)
 
     return become
 
@@ -157,6 +161,51 @@ def test_a_path_that_is_not_here_stops_a_launch_here_and_an_unknown_model_does_n
     assert "not checked: " not in capsys.readouterr().err  # an error says it already
     check(str(write("target: {model: some/model-that-nobody-has}")))
     assert "not checked: " in capsys.readouterr().err
+
+
+LOGGED = {"kv_gib": 0.5, "kv_tokens": 54_321, "concurrency": 106.1}
+
+
+def test_a_start_of_exactly_the_same_launch_decides_and_one_of_a_near_launch_does_not(
+    write: Write, machine: Become, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine("0.32.0+cpu")
+    file = str(
+        write(f"{PAIR}    engine: {{enforce_eager: true, kv_cache_memory_bytes: 512M, max_num_seqs: 16}}")
+    )
+    beside(Path(file).parent, PAIR)
+
+    def memory(*settings: str, path: str = "speculation") -> MemoryEstimate:
+        wanted = CheckOptions(offline=True, starts=kept()[0])
+        return collect(load_profile(file, settings=settings), wanted=wanted).context.memory[path]
+
+    near = ("engine.max_num_seqs=8", "target.max_model_len=256", "speculation.num_speculative_tokens=2")
+    before, others = memory(), [memory(each) for each in near]
+    _, plan = prepare(file)
+    start = keep(plan, LOGGED, log_path="/l", took_s=9.0)
+    assert start.predicted["kv_tokens"] == [before.kv_cache_tokens.low, before.kv_cache_tokens.high]
+    found = memory()
+    assert (found.basis, found.verdict, found.measured_on) == ("measured", "fit", start.at[:10])
+    assert found.kv_cache_tokens.low == found.kv_cache_tokens.high == 54_321
+    assert found.max_concurrency.low == 106.1
+    assert prepare(file)[1].memory == plan.memory  # a prediction is never made of a measurement
+    assert [memory(each) for each in near] == others
+    assert memory(path="alternatives.longer").basis == "headers"
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert memory().basis == "headers"
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    machine("0.33.0+cpu")
+    assert memory().basis == "headers"
+    machine("0.32.0+cpu")
+    assert memory().basis == "measured"
+    config = Path(file).parent / "llama" / "config.json"
+    config.write_text(config.read_text().replace("{", '{"use_cache": true, ', 1))
+    assert memory().basis == "headers"
+    (next(Path(os.environ["SPECSERVE_STATE_DIR"]).glob("starts/*"))).write_text("{")
+    prepare(file)
+    assert capsys.readouterr().err.count("a record of an earlier start is ignored: ") == 0
+    check(file)
+    assert capsys.readouterr().err.count("a record of an earlier start is ignored: ") == 1
 
 
 @pytest.mark.parametrize("place", ["specserve.checks.collect.collect", "specserve.checks.run.run_rules"])

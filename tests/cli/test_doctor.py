@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gpu_report
 import pytest
 
 from specserve.cli.app import _run
 from specserve.cli.check import server_lines
+from specserve.memory.starts import keep
 from specserve.serve.records import Seen
+from tests.serve.conftest import make_plan
 
 Captured = pytest.CaptureFixture[str]
 SECRET = "hf_" + "Qz7Rk2Wp9L" * 3
@@ -74,3 +80,71 @@ def test_each_server_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     found.clear()
     assert lines() == [("ok", "none runs detached", None)]
+
+
+ASKED: dict[str, Any] = {
+    "vllm": "0.32.0",
+    "torch": "2.11.0",
+    "accelerator": ["H100-80GB", 85_000_000_000],
+    "ranks": [1, 2],
+    "models": {
+        "target": {"name": "org/public-8b", "is_local": False, "is": "x", "shape": {"model_type": "llama"}},
+        "draft": {
+            "name": "/srv/acme/acme-draft",
+            "is_local": True,
+            "is": "y",
+            "shape": {"num_hidden_layers": 2},
+        },
+    },
+    "engine": {"max_num_seqs": 256, "download_dir": "/srv/acme/cache"},
+    "speculation": {"method": "draft_model", "num_speculative_tokens": 3},
+    "env": {"VLLM_HOST_IP": "10.1.2.3"},
+}
+TOLD = {
+    "verdict": "fit",
+    "kv_gib": [46.1, 51.0],
+    "kv_tokens": [302_000, 334_000],
+    "weights_gib": [17.3, 17.3],
+}
+LOG = f"""\
+(APIServer pid=7) INFO 11-28 09:00:00 [a.py:1] Loading /srv/acme/acme-draft/model.safetensors for acme-prod
+INFO:     10.1.2.3:5000 - "POST /v1/completions HTTP/1.1" 200 OK
+(EngineCore pid=8) INFO 11-28 09:00:01 [b.py:2] tcp://10.1.2.3:4000 token {SECRET} ``` end
+  File "/srv/acme/venv/lib/python3.12/site-packages/vllm/v1/worker.py", line 7
+"""
+
+
+def test_a_report_has_prediction_measurement_and_log_and_no_private_name(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]
+) -> None:
+    monkeypatch.setattr("specserve.checks.doctor.CHECKS", ())
+    kwargs: dict[str, Any] = {
+        "model": "org/public-8b",
+        "speculative_config": {"model": "/srv/acme/acme-draft"},
+    }
+    plan = replace(make_plan(name="acme-prod"), engine_kwargs=kwargs, model="acme-chat", vllm="0.32.0")
+    (tmp_path / "log").write_text(LOG)
+    figures = {"kv_gib": 47.99, "kv_tokens": 314_528, "weights_gib": 17.32, "model_runner": 1}
+    memory = {"asked": ASKED, "predicted": TOLD}
+    keep(replace(plan, memory=memory), figures, log_path=str(tmp_path / "log"), took_s=61.0)
+    code, text = doctor(capsys, "--report")
+    assert code == 0
+    golden("report/start.md", re.sub(r"2\d{3}-\d\d-\d\d", "2026-11-28", text))
+    as_json = doctor(capsys, "--report", "--format", "json")[1]
+    for private in ("acme", "/srv", "10.1.2.3", SECRET[3:]):
+        assert private not in text and private not in as_json
+    (tmp_path / "issue.md").write_text(f"It works.\n\n{text}\nThanks!\n")
+    assert list(gpu_report.read_back([tmp_path / "issue.md"]))[2:] == [
+        "| H100-80GB | 0.32.0 | org/public-8b, a local model, max_num_seqs 256, K 3 | 1 | 17.32 | - | - | 47.99"
+        " | 314,528 | 46.10 to 51.00 | match |"
+    ]
+
+
+def test_without_a_start_there_is_no_report_and_a_name_alone_is_a_mistake(capsys: Captured) -> None:
+    for words, said in (
+        (["--report"], "there is no record of a start"),
+        (["--report", "nobody"], "there is no server 'nobody'"),
+        (["demo"], "NAME needs `--report`"),
+    ):
+        assert _run(["doctor", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -22,7 +22,8 @@ TOLD = {
     "kv_tokens": [302_000, 334_000],
     "weights_gib": [17.3, 17.3],
 }
-START = Start("2026-11-27T09:30:00+01:00", "up", "0.26.0", GPU, "/l", 60.0, {"vllm": "0.26.0"}, TOLD)
+ASKED: dict[str, Any] = {"vllm": "0.26.0", "accelerator": ["H100-80GB", 85_000_000_000], "models": {}}
+START = Start("2026-11-27T09:30:00+01:00", "up", "0.26.0", GPU, "/l", 60.0, ASKED, TOLD)
 LOGS: dict[str, tuple[str, dict[str, float]]] = {
     "0.26, which says it in lines of their own": (
         "Model loading took 14.99 GiB memory and 2.4 seconds\nAvailable KV cache memory: 54.93 GiB\n"
@@ -122,7 +123,7 @@ def test_a_record_is_read_as_it_was_written_the_newest_first_and_only_the_latest
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starts, "_MOST", 3)
-    memory = {"asked": {"vllm": "0.26.0"}, "predicted": TOLD}
+    memory = {"asked": ASKED, "predicted": TOLD}
     made = [keep(replace(make_plan(), memory=memory), GPU, log_path="/l", took_s=at) for at in range(5)]
     found, ignored = kept()
     assert ignored == "" and len(found) == 3 and all(each in made for each in found)
@@ -131,7 +132,7 @@ def test_a_record_is_read_as_it_was_written_the_newest_first_and_only_the_latest
 
 
 def test_only_a_start_of_exactly_the_same_question_that_served_is_used() -> None:
-    asked: dict[str, Any] = {"vllm": "0.26.0", "engine": {"max_num_seqs": 8}}
+    asked: dict[str, Any] = {**ASKED, "engine": {"max_num_seqs": 8}}
     mine = replace(START, asked={**asked, "command": "up"})
     others = [
         replace(mine, asked={**asked, "command": "generate"}),
@@ -156,6 +157,7 @@ TEXT = json.dumps(asdict(START))
         json.dumps({**asdict(START), "at": "\x1b[2J"}),
         json.dumps({**asdict(START), "took_s": float("nan")}),
         json.dumps({**asdict(START), "unheard": 1}),
+        json.dumps({**asdict(START), "asked": {"models": 7}}),
         "link",
     ],
 )
@@ -183,4 +185,4 @@ def test_a_state_folder_that_cannot_be_written_keeps_nothing_and_stops_nothing(s
 def test_names_that_are_nobody_elses_business_are_known() -> None:
     kwargs: dict[str, Any] = {"model": "/home/me/secret-model/", "speculative_config": {"model": "org/draft"}}
     start = keep(replace(make_plan(), engine_kwargs=kwargs), GPU, log_path="/l", took_s=1.0)
-    assert start.names == ("fake", "/home/me/secret-model/", "secret-model", "tiny")
+    assert start.names == ("fake", "/home/me/secret-model", "secret-model", "tiny")
