@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,13 @@ import pytest
 from specserve.errors import UsageError
 from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.plan import BenchPlan
-from specserve.measure.bench.result import Point
+from specserve.measure.bench.result import Point, from_json
 from specserve.measure.verify.judge import Position, ScoredText
 from specserve.metrics import Acceptance
 from specserve.profile.schema import Profile, Target
+from specserve.report.page import Document
+from specserve.report.text import json_document
+from specserve.report.upgrade import measured_answer, measured_section
 from specserve.upgrade.measure import (
     BETTER,
     NEW,
@@ -21,6 +27,8 @@ from specserve.upgrade.measure import (
     SAME,
     UNDECIDED,
     WORSE,
+    Measured,
+    Parting,
     acceptance,
     compare_texts,
     kv_cache,
@@ -176,3 +184,27 @@ def test_a_side_is_launched_by_its_own_interpreter(tmp_path: Path) -> None:
     assert (found.name, found.plan.platform) == (OLD, "cpu")
     with pytest.raises(UsageError, match=r"cannot start `0.33`"):
         plan_side(profile, Side("0.33", "0.33"), NEW)
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "upgrade_measured.json"
+"""The demo, vLLM 0.32.0 on both sides, 2026-11-28; `directory` and words were shortened since."""
+
+
+def page(found: Measured) -> str:
+    return Document("upgrade", "demo", [measured_section(found)], [measured_answer(found)]).text(sys.stdout)
+
+
+def test_what_was_measured_is_a_page_and_json(golden: Callable[[str, str], None]) -> None:
+    recorded = RECORDED.read_text()
+    found = from_json(Measured, recorded)
+    assert json.loads(json_document(found)) == json.loads(recorded) and not found.is_worse
+    golden("report/upgrade-measured.txt", page(found))
+    tie = Parting("smoke-1", 17, '" the"', '" a"', (0.0, 0.1), is_tie=True)
+    ended = Parting("smoke-2", -1, "", "")
+    figures = (kv_cache(87_296, 71_600), kv_cache(100, 110), *found.figures[-2:])
+    lost = " ".join(page(replace(found, figures=figures, partings=(tie, ended))).split())
+    assert lost.startswith(
+        "WORSE: KV cache 0.82x (0.82-0.82); undecided: time to ready; better: KV cache 1.10x"
+    )
+    assert 'smoke-1, token 17 " the" -> " a": near-tie' in lost
+    assert "smoke-2, token -1 the lengths or prompts differ: no near-tie" in lost
