@@ -31,8 +31,7 @@ _TOKENS = 256
 """Of an answer, if nothing limits it."""
 _CELL = (Column("load"), Column("variant", "name"))
 _SPEEDUP = (Column("speedup, 95 %"), Column("verdict", "name"))
-_HEAD = (*_CELL, Column("tokens/s"), *_SPEEDUP, Column("per step"), Column("needed"))
-_AT_RATE = (*_CELL, Column("E2E, ms"), *_SPEEDUP, Column("per step"), Column("goodput"))
+_HEAD = (*_CELL, Column("tokens/s"), *_SPEEDUP, *map(Column, ("per step", "needed", "goodput")))
 _LATENCIES = ("TTFT, ms", "TPOT, ms", "E2E, ms", "accepted", "waited, ms", "preempted", "failed")
 
 
@@ -149,8 +148,8 @@ def _document(result: Result) -> Document:
     speed = f"speedup: output tokens/s over those of {against}"
     last = "needed: the length at which speculation breaks even (never below 1)"
     if any(cell.point.request_rate for cell in result.cells):
-        speed = f"speedup: the latency of {against} over the variant's (E2E P50 decides)"
-        last = "goodput: the share within the limits of TTFT and TPOT; a P99 takes 368 requests"
+        speed = f"speedup: E2E P50 of {against} over the variant's (tokens/s follow the rate)"
+        last = "goodput: requests within the limits of `expect`; a P99 takes 368 requests"
     blocks.append(f"{speed}; per step: mean acceptance length; {last}")
     found = [("stops paying", f"{name}: {why}") for name, why in result.stops_paying.items()]
     for cell in result.cells:
@@ -208,7 +207,8 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
     speedups = dict[str, dict[str, Estimate]]()
     for cell in cells:
         item, load = compared.get((cell.variant, cell.point)), f"{cell.point.load:g}"
-        rows.append([load, cell.variant, *_row(cell, item)])
+        share = f"{cell.goodput.value:.0%}" if cell.goodput else ""
+        rows.append([load, cell.variant, *_row(cell, item), share])
         if cell.figures and not cell.invalid:
             latencies.append([load, cell.variant, *_latencies(cell.figures)])
         for words in _remarks(cell, item):
@@ -229,12 +229,10 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
             else:
                 row += [figure(each.speedup.value), "too few"]
             parts.append(row)
-    head: Sequence[Column] = _AT_RATE if at_rate else _HEAD
-    blocks: list[Block] = [Table(head, rows, keys=2), Items(remarks)]
+    blocks: list[Block] = [Table(_HEAD, rows, keys=2), Items(remarks)]
     if parts:
-        times = (Column("from, ms"), Column("to, ms"))
-        head = (*_CELL, Column("latency", "name"), *times, *_SPEEDUP)
-        blocks.insert(1, Table(head, parts, keys=2))
+        times = (Column("latency", "name"), Column("from, ms"), Column("to, ms"))
+        blocks.insert(1, Table((*_CELL, *times, *_SPEEDUP), parts, keys=2))
     if speedups:
         what = "as fast as" if at_rate else "the tokens/s of"
         unit = f"times {what} {against}, 95 % interval"
@@ -252,17 +250,13 @@ def _row(cell: Cell, item: Comparison | None) -> list[str]:
     """Return the speed and the verdict; without `item`: of what the others are compared with."""
     known = cell.figures if cell.invalid is None else None
     own = known.acceptance if known else None
-    row, last = [DASH], f"{cell.goodput.value:.0%}" if cell.goodput else ""
-    if known:
-        is_rate = cell.point.request_rate is not None
-        row = [figure(known.e2e_ms.p50 if is_rate else known.output_tokens_per_s, 1)]
+    row = [figure(known.output_tokens_per_s, 1) if known else DASH]
     if item is None:
         length = figure(own.mean_acceptance_length) if own else ""
-        return [*row, "", "invalid" if cell.invalid else "", length, last]
-    if not cell.point.request_rate:
-        last = figure(item.break_even_mean_acceptance_length)
-    word, mean = "invalid" if cell.invalid else item.verdict.word, item.mean_acceptance_length
-    return [*row, with_spread(item.speedup) if known else "", word, figure(mean), last]
+        return [*row, "", "invalid" if cell.invalid else "", length, ""]
+    lengths = (item.mean_acceptance_length, item.break_even_mean_acceptance_length)
+    word = "invalid" if cell.invalid else item.verdict.word
+    return [*row, with_spread(item.speedup) if known else "", word, *map(figure, lengths)]
 
 
 def _latencies(known: Figures) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from statistics import fmean, median_high
 from typing import TYPE_CHECKING
 
-from specserve.measure.bench.passes import Pass, Request, paired, passes_of
+from specserve.measure.bench.passes import Pass, paired, passes_of
 from specserve.measure.bench.plan import BASELINE, PROFILE, BenchPlan
 from specserve.measure.bench.result import (
     Cell,
@@ -116,12 +116,8 @@ def token_samples(
     return found
 
 
-LATENCIES: Mapping[str, Callable[[Request], float | None]] = {
-    "tpot_ms": lambda request: request.tpot_s,
-    "ttft_ms": lambda request: request.ttft_s,
-    "e2e_ms": lambda request: request.latency_s,
-}
-"""In seconds, by the name of the figure; an answer of one token has no TPOT."""
+LATENCIES = {"tpot_ms": "tpot_s", "ttft_ms": "ttft_s", "e2e_ms": "latency_s"}
+"""By the name of the figure, that of a request; an answer of one token has no TPOT."""
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
@@ -151,14 +147,14 @@ def speedup(
             for each in side
             for request in each.answered
             if prompts is None or request.prompt in prompts
-            if (seconds := LATENCIES[latency](request)) is not None
+            if (seconds := getattr(request, LATENCIES[latency])) is not None
         ]
         for side in sides
     )
     return quantile_ratio(samples, against=others, at=QUANTILES[share], between=between)
 
 
-_LIMITED = {"max_ttft_p99_ms": "ttft_ms", "max_tpot_p99_ms": "tpot_ms"}
+_LIMITED = {"max_ttft_p99_ms": "ttft_s", "max_tpot_p99_ms": "tpot_s"}
 
 
 def goodput(profile: Profile, passes: Sequence[Pass], at: Point) -> Estimate | None:
@@ -166,22 +162,22 @@ def goodput(profile: Profile, passes: Sequence[Pass], at: Point) -> Estimate | N
 
     The wider interval of two: by blocks and prompts, and the exact one of so many requests.
     """
-    bounds_ms = [
-        (LATENCIES[_LIMITED[limit.key]], limit.promised)
+    limits_s = [
+        (_LIMITED[limit.key], limit.promised / 1000)
         for limit in limits(profile, at.workload, at.temperature, None)
         if limit.why_not is None and limit.key in _LIMITED
     ]
     samples = [
         sample(
             each,
-            request.ok and all(1000 * (of(request) or 0.0) <= most_ms for of, most_ms in bounds_ms),
+            request.ok and all((getattr(request, of) or 0.0) <= most for of, most in limits_s),
             1.0,
             request.prompt,
         )
         for each in passes
         for request in each.requests
     ]
-    if not bounds_ms or not samples:
+    if not limits_s or not samples:
         return None
     good, count = sum(each.amount > 0 for each in samples), len(samples)
     bounds = [library("scipy.stats").binomtest(good, count).proportion_ci()]
@@ -412,18 +408,13 @@ def _measured(key: str, passes: Sequence[Pass]) -> Estimate | None:
 
 def _notes(plan: BenchPlan, passes: Sequence[Pass], cells: Collection[Cell]) -> Iterator[str]:
     """Yield what a reader must know of loads, of answers that recur, of promises not measured."""
-    at_rate = [cell for cell in cells if cell.point.request_rate]
-    for cell in at_rate:
-        if _falls_behind(passes_of(passes, cell.variant, cell.point)):
+    for cell in cells:
+        there = passes_of(passes, cell.variant, cell.point)
+        if cell.point.request_rate and _falls_behind(there):
             yield (
                 f"`{cell.variant}` does not keep up with {cell.point}: requests wait ever longer, "
                 "so that its latencies depend on how long a block is"
             )
-    if at_rate and not any(cell.goodput for cell in at_rate):
-        yield (
-            "no goodput: it needs a profile whose `expect` has `max_ttft_p99_ms` or "
-            "`max_tpot_p99_ms`, without a `concurrency`"
-        )
     for variant in plan.variants:
         if variant.plan and (variant.plan.speculation or {}).get("method") == "suffix":
             yield (
