@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.checks.rule import Context, Need
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
-from specserve.plan.locking import drifts_from, lock_of, locked, model_uses
+from specserve.plan.locking import cache_of, drifts_from, lock_of, locked, model_uses
 from specserve.profile.schema import Profile, Speculation, world_size
 from specserve.vllm.speculation import SCHEDULE
 from specserve.vllm.versions import judged_versions
@@ -203,7 +203,7 @@ def _read(use: ModelUse, profile: Profile, wanted: CheckOptions, lock: Lock | No
         hint = "`specserve lock PROFILE` on that machine records what `check` needs"
         raise FactError(text, hint=hint, cause="elsewhere")
     wanted.tell(f"reading {model}")
-    return read_model(model, revision=revision, offline=wanted.offline)
+    return read_model(model, revision=revision, offline=wanted.offline, cache=cache_of(profile))
 
 
 def _machine(profile: Profile, wanted: CheckOptions) -> Machine | None:

@@ -16,10 +16,10 @@ from typing import Any
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
 from specserve.models.facts import published_weights
-from specserve.models.hub import NOT_READ
+from specserve.models.hub import NOT_READ, is_offline
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url, node_count
-from specserve.plan.locking import ModelUse, lock_of, model_uses
+from specserve.plan.locking import ModelUse, cache_of, lock_of, model_uses
 from specserve.profile.schema import Profile, Server, fingerprint, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.versions import table
@@ -252,13 +252,26 @@ def deployment(
         )
     inside, mounts = contained(profile)
     whole = fingerprint(inside)
+    downloads: dict[tuple[str, str | None], ModelUse] = {}
+    uses = model_uses(inside, alternatives=False)
+    for use in sorted(uses, key=lambda use: use.tokenizer_only):  # whole repositories first
+        if not use.model.startswith("."):
+            downloads.setdefault((use.model, use.revision), use)
+    cache: dict[str, str] = {}
+    if downloads and is_offline(profile.env):  # no step downloads: the cache itself is mounted
+        name = next(name for name in ("hub", "hub-cache", "hub-cache-2") if name not in mounts)
+        mounts, cache = {**mounts, name: str(cache_of(profile))}, {"HF_HUB_CACHE": f"./{name}"}
+        downloads.clear()
     left_out = [f"env.{name}" for name in inside.env if _CACHE.fullmatch(name)]
     left_out += ["engine.download_dir"] if inside.engine.get("download_dir") else []
     inside = replace(
         inside,
         server=replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port),  # noqa: S104
         hardware=replace(wanted, devices=None) if wanted else None,
-        env={name: value for name, value in inside.env.items() if not _CACHE.fullmatch(name)},
+        env={
+            **{name: value for name, value in inside.env.items() if not _CACHE.fullmatch(name)},
+            **cache,
+        },
         engine={name: value for name, value in inside.engine.items() if name != "download_dir"},
     )
     launched = partial(launch, table=table(version), platform=platform, version=f"{version}.0")
@@ -266,11 +279,6 @@ def deployment(
     nodes = node_count(inside)
     led = replace(inside, engine={"master_addr": _LEADER, **inside.engine})
     ranks = [launched(led, node=rank) for rank in range(nodes if nodes > 1 else 0)]
-    downloads: dict[tuple[str, str | None], ModelUse] = {}
-    uses = model_uses(inside, alternatives=False)
-    for use in sorted(uses, key=lambda use: use.tokenizer_only):  # whole repositories first
-        if not use.model.startswith("."):
-            downloads.setdefault((use.model, use.revision), use)
     size_bytes, basis = model_bytes(profile)
     official = Image(image or f"vllm/vllm-openai:v{version}.0", 2000, 0, "/home/vllm")
     if platform == "cpu":

@@ -221,12 +221,13 @@ def _claims(pool: _Pool) -> dict[str, Object]:
     if made.nodes > 1:
         mode = Commented("the pods run on several nodes", ["ReadWriteMany"])
     room, size = "for what vLLM, torch and Triton compile", "10G"
+    needed = f"{max(10, -int(-1.5 * made.weights_bytes // 1e9))}G"
     if made.downloads:
-        room = f"{made.weights_basis}, plus half as much again"
-        size = f"{max(10, -int(-1.5 * made.weights_bytes // 1e9))}G"
+        room, size = f"{made.weights_basis}, plus half as much again", needed
     sizes = {"cache": Commented(room, size)}
     if made.mounts:
-        sizes["models"] = Commented(f"must hold {made.mounted}: copy them there once", "50Gi")
+        size = needed if "HF_HUB_CACHE" in made.variables else "50Gi"
+        sizes["models"] = Commented(f"must hold {made.mounted}: copy them there once", size)
     claims = {}
     for name, storage in sizes.items():
         spec = {"accessModes": mode, "resources": {"requests": {"storage": storage}}}

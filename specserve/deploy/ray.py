@@ -46,7 +46,7 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     if made.is_cpu:
         config["accelerator_config"] = {"kind": "cpu"}
     if made.variables:
-        config["runtime_env"] = {"env_vars": made.variables}
+        config["runtime_env"] = {"env_vars": _mounted(made.variables)}
     application = {
         "name": made.name,
         "route_prefix": "/",

@@ -42,7 +42,10 @@ _INDEX = {
     "*.safetensors": "model.safetensors.index.json",
 }
 _OF_TRAINING = ("training_args.", "optimizer.", "scheduler.", "scaler.")
-_SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
+_SMALL = (
+    *("*.json", "*.model", "tokenizer.model.v*", "*.tiktoken", "*.jinja"),
+    *("merges.txt", "vocab.txt"),
+)
 _Result = TypeVar("_Result")
 
 

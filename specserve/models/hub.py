@@ -42,6 +42,9 @@ _DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash
 NOT_READ = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 """What no launch reads; of the other weights it reads one kind."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+_ALSO_READ = ("mask_embedding.pt", "additional_chat_templates/*.jinja")
+"""Beside weights and small files: what a DFlash draft may have
+(vllm/model_executor/models/qwen3_dflash.py, `MASK_EMBEDDING_FILENAME`, 0.32), chat templates."""
 _REFUSALS = {
     "GatedRepoError": ("gated", "it is gated", "accept the licence on its page, and set HF_TOKEN"),
     "RevisionNotFoundError": ("not_found", "no such revision", "name a branch or a commit"),
@@ -95,19 +98,21 @@ def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Path | No
     return folder if COMMIT.fullmatch(commit) and folder.is_dir() else None
 
 
-def read_from_hub(model: str, *, revision: str | None = None) -> ModelFacts:
+def read_from_hub(
+    model: str, *, revision: str | None = None, cache: Path | None = None
+) -> ModelFacts:
     """What the Hub says of a revision: small files as a whole, weight files by their headers.
 
-    Small files go into the Hub cache, where no branch leads to them: vLLM would take them for a
-    whole model. Raises FactError.
+    Small files go into the cache (default: that of this process), where no branch leads to them:
+    vLLM would take them for a whole model. Raises FactError.
     """
     from huggingface_hub.errors import SafetensorsParsingError
 
     with _asking(model, revision):
-        info, api = _info(model, revision), _api()
-        folder = _repository(model, hub_cache()) / "snapshots" / info.sha
+        info, api, cache = _info(model, revision), _api(), cache or hub_cache()
+        folder = _repository(model, cache) / "snapshots" / info.sha
         sizes = {str(entry.rfilename): entry.size for entry in info.siblings}
-        _fetch(model, info.sha, filter(is_small, sizes), cache=hub_cache())
+        _fetch(model, info.sha, filter(is_small, sizes), cache=cache)
         files = {
             name: ModelFile(sizes[name], path=folder / name if is_small(name) else None)
             for name in sorted(sizes)
@@ -158,13 +163,23 @@ class ModelDownload:
         return sum(self.files[name].size_bytes or 0 for name in self.missing)
 
 
-def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
-    """What is to be fetched of a model that was read on the Hub."""
-    commit, weights = str(facts.commit), facts.weight_files
+def is_read(name: str) -> bool:
+    """Whether a launch reads this file of a repository, if it has one, beside the weights."""
+    return is_small(name) or any(fnmatchcase(name, each) for each in _ALSO_READ)
+
+
+def plan_download(facts: ModelFacts, *, cache: Path, weights: bool = True) -> ModelDownload:
+    """What is to be fetched of a model that was read on the Hub, with or without its weights.
+
+    A repository with Python files is fetched whole: its code may open any file of it.
+    """
+    commit, has_code = str(facts.commit), any(name.endswith(".py") for name in facts.files)
     folder = _repository(facts.model, cache) / "snapshots" / commit
     files, missing = dict[str, ModelFile](), list[str]()
     for name, file in facts.files.items():
-        if name in weights or not any(fnmatchcase(name, each) for each in (*NOT_READ, *_WEIGHTS)):
+        others = not any(fnmatchcase(name, each) for each in (*NOT_READ, *_WEIGHTS))
+        is_weight = weights and name in facts.weight_files
+        if is_weight or is_read(name) or (has_code and others):
             files[name], path = file, folder / name
             size = os.path.getsize(path) if os.path.exists(path) else None  # noqa: PTH110, PTH202 - any name
             missing += [name] if size is None or size != (file.size_bytes or size) else []
@@ -246,13 +261,18 @@ def _asking(model: str, revision: str | None = None) -> Iterator[None]:
 
 
 def read_model(
-    model: str, *, revision: str | None = None, folder: Path | None = None, offline: bool = False
+    model: str,
+    *,
+    revision: str | None = None,
+    folder: Path | None = None,
+    offline: bool = False,
+    cache: Path | None = None,
 ) -> ModelFacts:
     """What is known of a model: its configuration, its files, its tensors.
 
     A model that lies in the Hub cache with its weights is read from there, without asking the Hub.
-    `folder`: where a relative path starts, by default the current directory. Raises FactError for
-    a model that cannot be had, and for broken files.
+    `cache`: instead of that of this process. `folder`: where a relative path starts, by default the
+    current directory. Raises FactError for a model that cannot be had, and for broken files.
     """
     place = local_path(model, folder=folder)
     if place is not None:
@@ -261,7 +281,7 @@ def read_model(
         return replace(read_folder(place, model, "directory"), revision=revision)
     refuse_no_hub_id(model, revision=revision)
     known = None
-    if snapshot := find_snapshot(model, revision=revision, cache=hub_cache()):
+    if snapshot := find_snapshot(model, revision=revision, cache=cache or hub_cache()):
         with suppress(FactError):  # no more than the rest of a download
             known = read_folder(snapshot, model, "cache")
             known = replace(known, revision=revision, commit=snapshot.name)
@@ -270,7 +290,7 @@ def read_model(
     if known and (is_complete or (is_alone and known.config)):
         return known
     if not is_alone:
-        return read_from_hub(model, revision=revision)
+        return read_from_hub(model, revision=revision, cache=cache)
     at = f" at `{revision}`" if revision else ""
     why = "the Hub is not asked" if offline else "HF_HUB_OFFLINE is set"
     text = f"`{model}`{at} is not in the Hub cache, and {why}"

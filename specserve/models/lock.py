@@ -23,7 +23,7 @@ from specserve.models.facts import (
     read_object,
     read_regular,
 )
-from specserve.models.hub import COMMIT
+from specserve.models.hub import COMMIT, is_read
 
 VERSION = 1
 
@@ -133,7 +133,7 @@ def hashed(facts: ModelFacts) -> ModelFacts:
         digest = None
         if is_text and facts.commit is None and file.path:
             digest = hashlib.sha256(read_regular(file.path, limit_bytes=MAX_BYTES)).hexdigest()
-        if is_text or name in facts.weight_files:
+        if is_text or is_read(name) or name in facts.weight_files:
             files[name] = ModelFile(file.size_bytes, digest)
     return replace(facts, files=files)
 

@@ -73,8 +73,13 @@ def downloads(profile: Profile, *, tell: Callable[[str], None]) -> tuple[ModelDo
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
     found: dict[tuple[str, str], ModelDownload] = {}
+    uses, cache = [*model_uses(profile, alternatives=False)], cache_of(profile)
+    for key in ("hf_config_path", "generation_config"):  # of another repository, at that revision
+        if (name := profile.engine.get(key)) not in (None, "auto", "vllm"):
+            revision = profile.target.revision
+            uses.append(ModelUse(f"engine.{key}", str(name), revision, tokenizer_only=True))
     by_branch = profile.speculation and profile.speculation.keys.get("use_heterogeneous_vocab")
-    for use in model_uses(profile, alternatives=False):
+    for use in sorted(uses, key=lambda use: use.tokenizer_only):  # whole repositories first
         place = local_path(use.model)
         if place is not None:
             if not place.is_dir():
@@ -86,8 +91,8 @@ def downloads(profile: Profile, *, tell: Callable[[str], None]) -> tuple[ModelDo
             hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
             raise FactError(text, hint=hint, cause="offline")
         tell(f"asking for {use.model}")
-        facts = read_from_hub(use.model, revision=use.revision)
-        download = plan_download(facts, cache=cache_of(profile))
+        facts = read_from_hub(use.model, revision=use.revision, cache=cache)
+        download = plan_download(facts, cache=cache, weights=not use.tokenizer_only)
         if use.path == "speculation.model" and by_branch:
             # vLLM asks for the tokenizer of such a draft at `main`: the cache must know its commit
             # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
@@ -179,6 +184,7 @@ def lock_profile(profile: Profile) -> tuple[Lock, bool]:
     if file is None or not Path(profile.file).is_file():
         raise UsageError("only a profile in a file can be locked", hint="write it to a file first")
     read: dict[tuple[str, str | None], ModelFacts] = {}
+    cache = cache_of(profile)
     for use in model_uses(profile):
         place, name = local_path(use.model), use.model
         revision = use.revision if place is None else None  # a directory has no revisions
@@ -186,9 +192,9 @@ def lock_profile(profile: Profile) -> tuple[Lock, bool]:
             continue
         if place is None and not is_offline():  # the commit of today, whatever the cache holds
             refuse_no_hub_id(use.model, revision=revision)
-            facts = read_from_hub(use.model, revision=revision)
+            facts = read_from_hub(use.model, revision=revision, cache=cache)
         else:
-            facts = read_model(use.model, revision=revision, offline=is_offline())
+            facts = read_model(use.model, revision=revision, offline=is_offline(), cache=cache)
         if place is not None:
             name = str(place)
             if profile.was_relative(use.model):  # written relative: relative to the lock

@@ -33,6 +33,13 @@ EXTRA = {
     "README.md": b"# model",
     "chat_template.jinja": b"{{ x }}",
     "picture.png": b"png",
+    "mask_embedding.pt": b"pt",
+    "preprocessor_config.json": b"{}",
+    "tokenizer.model.v3": b"model",
+}
+OPENED = {
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "chat_template.jinja"),
+    *("mask_embedding.pt", "preprocessor_config.json", "tokenizer.model.v3"),
 }
 
 
@@ -72,16 +79,45 @@ def test_target_and_draft_are_fetched_without_what_vllm_does_not_read(
     hub: HubServer, file: Path, capsys: Captured
 ) -> None:
     assert pull(file) == 0
-    wanted = {
-        "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md",
-        "chat_template.jinja", "picture.png",
-    }  # fmt: skip
-    assert names(snapshot("target", "a")) == names(snapshot("draft", "b")) == wanted
+    assert names(snapshot("target", "a")) == names(snapshot("draft", "b")) == OPENED
     assert not snapshot("head", "c").exists()
     stdout, stderr = capsys.readouterr()
     assert stdout.splitlines() == [str(snapshot("target", "a")), str(snapshot("draft", "b"))]
     # small files were read before, to know the model
-    assert "downloading org/target at aaaaaaaaaaaa: 3 files, 0 MB" in stderr
+    assert "downloading org/target at aaaaaaaaaaaa: 2 files, 0 MB" in stderr
+
+
+def test_another_repository_brings_what_is_read_of_it_and_code_brings_all_it_may_open(
+    hub: HubServer, file: Path, tmp_path: Path
+) -> None:
+    with_code = write_model(
+        tmp_path / "hub" / "code", files={**EXTRA, "modeling_x.py": b"", "mel.npz": b"npz"}
+    )
+    hub.add("org/target", with_code, commit="a" * 40)
+    file.write_text(
+        "target: {model: org/target, tokenizer: org/draft}\nengine: {generation_config: org/head}\n"
+    )
+    assert pull(file) == 0
+    assert names(snapshot("draft", "b")) == names(snapshot("head", "c")) == OPENED - {"model.safetensors"}
+    assert names(snapshot("target", "a")) == OPENED | {"modeling_x.py", "mel.npz", "README.md", "picture.png"}
+    file.write_text(TEXT.replace("org/target}", "org/target, tokenizer: org/draft}"))
+    assert pull(file) == 0 and names(snapshot("draft", "b")) == OPENED
+
+
+@pytest.mark.parametrize("more", ["", "env: {HF_HOME: ./elsewhere}\n", "lock"])
+def test_what_was_pulled_is_checked_offline_with_nothing_skipped(
+    more: str, hub: HubServer, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(file.parent)
+    file.write_text(TEXT.partition("alternatives")[0] + more.removeprefix("lock"))
+    assert not more.startswith("lock") or _run(["lock", str(file)]) == 0
+    assert pull(file) == 0
+    capsys.readouterr()
+    hub.requests.clear()
+    command = ["check", str(file), "--offline", "--no-ask", "--assume", "L40S-48GB", "--format", "json"]
+    assert _run(command) in (0, 1) and hub.requests == []  # the models of this test are no real ones
+    found = json.loads(capsys.readouterr().out)
+    assert found["skipped"] == [] and found["verdicts"][0]["memory"]
 
 
 def test_an_alternative(hub: HubServer, file: Path) -> None:

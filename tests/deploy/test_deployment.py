@@ -85,6 +85,18 @@ def test_places_of_the_profiles_host_to_write_to_are_left_out_with_a_note() -> N
     assert "`env.HF_HOME`, `engine.download_dir`" in note
 
 
+@pytest.mark.parametrize("target", ["compose", "kubernetes", "systemd", "ray", "sglang"])
+def test_a_profile_that_is_offline_downloads_nothing_and_finds_the_cache_that_was_pulled(target: str) -> None:
+    offline = ("env.HF_HUB_OFFLINE=1", "env.HF_HOME=/data/hf")
+    made = made_of(LLAMA, *offline)
+    assert made.downloads == () and made.mounts == {"hub": "/data/hf/hub"}
+    assert made.plan.fingerprint == fingerprint(load_profile(str(LLAMA), settings=offline))
+    (text,) = [text for path, text in files_of(target, made).items() if "HF_HUB_CACHE" in text]
+    assert "/models/hub" in text if target == "ray" else "./hub" in text
+    assert "hf download" not in text and "hf\n" not in text and "HF_TOKEN" not in text
+    assert "HF_HUB_OFFLINE" in text and ("/data/hf/hub" if target == "compose" else "`hub`") in text
+
+
 CASES = [
     ("llama", "compose", "compose.yaml"),
     ("llama", "kubernetes", "deployment.yaml"),
