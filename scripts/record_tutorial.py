@@ -49,7 +49,7 @@ source .venv/bin/activate
 ```
 
 The pair is a small target and a smaller draft model, trained to continue Python code. Everything below is what the
-commands printed on two CPU cores; `…` stands for lines that are left out. Your times and paths will differ.
+commands printed on two busy CPU cores; `…` stands for lines that are left out. Your times and paths will differ.
 
 ## 1. Is the profile right?
 
@@ -68,8 +68,8 @@ first line answers; `-v` shows what the answer rests on.""",
 
 `up` checks again, without asking vLLM, so that its figures are estimates. Then it starts vLLM, and reports the server
 ready as soon as it answers. `--detach` leaves it running; `ps` lists such servers. If port 8000 is taken, add
-`--port 0`, which finds a free one.""",
-         "specserve up configs/demo.yaml --detach"),
+`--port 0`, which finds a free one. The line below `ready` compares the check's prediction with what vLLM logged.""",
+         "specserve up configs/demo.yaml --detach", hidden="so far$|allocating|API server"),
     Step("""\
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
