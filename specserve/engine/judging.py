@@ -42,6 +42,7 @@ _SHOWN = {
         "max_cudagraph_capture_size",
         "cudagraph_capture_sizes",
     ),
+    "speculative_config": ("draft_sample_method", "rejection_sample_method"),
 }
 """What differs by speculation, or decides about speed, and is part of the answer."""
 _OF_MODELS = ("hf_config", "hf_text_config", "target_model_config", "static_forward_context")

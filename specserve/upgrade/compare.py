@@ -25,31 +25,19 @@ from specserve.vllm.versions import contains, table
 LEAST_KV_SHARE = 0.9
 """Of the KV cache's tokens: an upgrade that leaves less is worse."""
 EFFECTS = {
-    "output": (
-        "model_runner",
-        "model_config.",
-        "speculative_config.",
-        "structured_outputs_config.",
-        "reasoning_config.",
-        "cache_config.cache_dtype",
-    ),
-    "memory": (
-        "cache_config.",
-        "kv_cache.",
-        "weights.",
-        "offload_config.",
-        "scheduler_config.max_",
-    ),
-    "speed": ("",),
+    "output": "model_ speculative_config. structured_ reasoning_ cache_config.cache_dtype",
+    "memory": "cache_config. kv_cache. weights. offload_config. scheduler_config.max_",
 }
-"""What a value decides about first, by the beginning of its name."""
-_OF_ONE_RUN = ("instance_id",)
+"""What a value decides about first, by the beginning of its name; any other about speed."""
+_SPEED = "speed"
+_IGNORED = ("instance_id", "compilation_config.splitting_ops")
+"""Of one run; operators of every architecture: whether a graph is split, its mode says."""
 _BY_TABLE, _CHANGED, _WARNED = ("SD102", "SD105"), "SD502", "SD503"
 _VERSION = re.compile(r"\b0\.\d+(\.\d+)*(\+\w+)?")
 
 
 class Change(NamedTuple):
-    """A value that the two run with, although the profile is the same; None: there is none."""
+    """A value that the two run otherwise, although the profile is the same."""
 
     effect: str
     """`output`, `memory` or `speed`."""
@@ -118,11 +106,7 @@ def compare(
     if profile.vllm and not contains(profile.vllm, new.version):
         text = f"the profile is for `{profile.vllm}`, which does not allow vLLM {new.version}"
         notes.append(f"{profile.span('vllm')}: {text}")
-    notes += [
-        note
-        for side, checked in ((old, before), (new, after))
-        for note in _notes(profile, side, checked)
-    ]
+    notes += [*_notes(profile, old, before, after), *_notes(profile, new, after, before)]
     return Upgrade(
         path,
         str(after.machine) if after.machine else None,
@@ -189,16 +173,15 @@ def _kv_tokens(checked: Checked) -> int:
 
 
 def _changes(profile: Profile, old: VllmVerdict, new: VllmVerdict) -> tuple[Change, ...]:
-    """Each value that differs, and each switch that is on and that the other does not have."""
+    """Each value that both have and that differs, by effect."""
     ours, theirs = (_values(each) for each in (old, new))
     found = []
-    for name in {**ours, **theirs}:
-        before, after = ours.get(name), theirs.get(name)
-        is_known = name in ours and name in theirs
-        if before != after and (is_known or before is True or after is True):
-            effect = next(key for key, names in EFFECTS.items() if name.startswith(names))
+    for name, before in ours.items():
+        if before != (after := theirs.get(name, before)):
+            known = (key for key, names in EFFECTS.items() if name.startswith(tuple(names.split())))
+            effect = next(known, _SPEED)
             found.append(Change(effect, name, before, after, _place(profile, new.path, name)))
-    order = list(EFFECTS)
+    order = [*EFFECTS, _SPEED]
     return tuple(sorted(found, key=lambda each: order.index(each.effect)))
 
 
@@ -211,7 +194,7 @@ def _values(verdict: VllmVerdict) -> dict[str, Any]:
         "weights.draft_bytes": build.get("draft"),
     }
     values = {**verdict.effective, **built}
-    return {name: value for name, value in values.items() if name not in _OF_ONE_RUN}
+    return {name: value for name, value in values.items() if name not in _IGNORED}
 
 
 def _place(profile: Profile, block: str, name: str) -> Span | None:
@@ -221,8 +204,10 @@ def _place(profile: Profile, block: str, name: str) -> Span | None:
     return next((profile.place(each) for each in places if each in profile.nodes), None)
 
 
-def _notes(profile: Profile, side: Side, checked: Checked) -> Iterator[str]:
+def _notes(profile: Profile, side: Side, checked: Checked, other: Checked) -> Iterator[str]:
     """Why not all of a side could be compared."""
+    ours, theirs = (each.vllm[0].effective if each.vllm else {} for each in (checked, other))
+    on = [name for name, value in ours.items() if value is True and name not in theirs]
     who = f"vLLM {side.version}"
     if not side.python and not side.source:
         yield f"{who} is not here, so its table alone is compared: name its wheel or environment"
@@ -233,6 +218,9 @@ def _notes(profile: Profile, side: Side, checked: Checked) -> Iterator[str]:
         yield f"{who}: {item.reason}" if item.group == "vllm" else item.reason
     if profile.speculation and any(not each.path for each in checked.vllm):
         yield "the draft is not known, so vLLM was asked about the launch without speculation"
+    if on and theirs:
+        text = f"only {who} has these switches, which are on"
+        yield f"{text}, maybe for other models: {', '.join(on)}"
 
 
 def _unmet(source: Path) -> Iterator[str]:
