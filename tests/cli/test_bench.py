@@ -114,7 +114,7 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: Captured)
         (["-c", "1,x"], "`--concurrency` is not a list of numbers"),
         (["-c", "0"], "each value must be 1 to 4096"),
         (["-t", "3"], "each value must be 0 to 2"),
-        (["--request-rate", "0"], "`--request-rate` is 0, but each value must be 0.01 to 10000"),
+        (["--request-rate", "0"], "`--request-rate` is 0, but each value must be 0.01 to 1000"),
         (["--request-rate", "1", "-c", "4"], "`--concurrency` and `--request-rate` cannot be combined"),
         (["--budget", "soon"], "`--budget` is not a time"),
         (["-w", "cod"], "is neither a workload nor a file"),

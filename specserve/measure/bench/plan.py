@@ -321,7 +321,7 @@ def points_of(
     given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
     loads: Sequence[tuple[int, float | None]]
     loads = [(load, None) for load in given or ((1,) if request.quick else defaults[1])]
-    if rates := numbers(request.request_rate, "--request-rate", least=0.01, most=10_000):
+    if rates := numbers(request.request_rate, "--request-rate", least=0.01, most=1000):
         loads = [(0, rate) for rate in rates]
     return tuple(
         Point(workload, temperature, *load)
