@@ -79,18 +79,20 @@ def upgrade(
             stack.enter_context(side(text)) for text in (old or (here and here.version) or "", new)
         )
         found = compare(profile, before, after, wanted=wanted, tell=notices.progress)
-        if measure and found.refuses:
-            notices.warn(f"not measured: vLLM {after.version} refuses the profile")
-        elif measure:
-            measured = measure_upgrade(
-                load_profile(profile),
-                (before, after),
-                budget=measure,
-                notices=notices,
-                open_view=BenchView,
-            )
-    if format == "json":
-        out(upgrade_json(found, measured))
-    else:
-        out(render(upgrade_document(found, measured), form=format, stream=sys.stdout))
+        try:
+            if measure and found.refuses:
+                notices.warn(f"not measured: vLLM {after.version} refuses the profile")
+            elif measure:
+                measured = measure_upgrade(
+                    load_profile(profile),
+                    (before, after),
+                    budget=measure,
+                    notices=notices,
+                    open_view=BenchView,
+                )
+        finally:  # what the code of both says is known, whatever comes of the launches
+            if format == "json":
+                out(upgrade_json(found, measured))
+            else:
+                out(render(upgrade_document(found, measured), form=format, stream=sys.stdout))
     raise typer.Exit(int(found.is_worse or bool(measured and measured.is_worse)))

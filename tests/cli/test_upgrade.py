@@ -8,15 +8,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specserve.cli.app import _run
+from specserve.errors import LaunchError
+from specserve.measure.bench.result import from_json
+from specserve.profile.schema import Profile
+from specserve.upgrade.measure import Measured, kv_cache
 from specserve.vllm.versions import Installed, installed
 from tests.checks.checkpoints import checkpoint
 from tests.cli.conftest import Told
+from tests.upgrade.test_measure import RECORDED
 
 Write = Callable[..., Path]
 Golden = Callable[[str, str], None]
@@ -66,8 +72,10 @@ def test_what_only_the_new_side_refuses_fails_with_its_place_and_the_way_out(
     assert "both have errors" in refused
     fusion = "engine: {compilation_config: {pass_config: {enable_sp: true}}}"
     write(PROFILE.replace("engine: {max_num_seqs: 256}", fusion), "p.yaml")
-    text = " ".join(told(1, "upgrade", profile, "--from", "0.31", "--to", "0.33")[0].split())
+    page, said = told(1, "upgrade", profile, "--from", "0.31", "--to", "0.33", "--measure", "9s")
+    text = " ".join(page.split())
     assert text.startswith("vLLM 0.31 -> 0.33: 0.33 refuses the profile, 1 difference")
+    assert "not measured: vLLM 0.33 refuses the profile" in said
     assert "SD102 error: p.yaml:3:" in text and "no `enable_sp`" in text
     assert "vLLM 0.31 is not here, so its table alone is compared" in text
 
@@ -79,6 +87,28 @@ def test_a_key_of_a_version_before_all_tables_is_new_to_nobody(
     write(PROFILE.replace("engine: {max_num_seqs: 256}", old), "p.yaml")
     text = told(1, "upgrade", profile, "--from", "0.26", "--to", "0.33")[0]
     assert "write it as `engine.cudagraph_capture_sizes`" in " ".join(text.split())
+
+
+def test_what_is_measured_stands_beside_it_and_decides_too(
+    profile: str, vllm_that_answers: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = from_json(Measured, RECORDED.read_text())
+    worse = replace(found, figures=(kv_cache(100, 80),))
+    given = {"p.yaml, 9s": found, "p.yaml, 8s": worse}
+
+    def measured(profile: Profile, _sides: object, *, budget: str, **_: object) -> Measured:
+        if (one := given.get(f"{profile.file}, {budget}")) is None:
+            raise LaunchError("vLLM ended while loading weights")
+        return one
+
+    monkeypatch.setattr("specserve.upgrade.measure.measure_upgrade", measured)
+    asked = ["upgrade", profile, "--to", "0.32.0", "--measure"]
+    text, _ = told(0, *asked, "9s")
+    assert text.startswith("vLLM 0.32.0 -> 0.32.0: no difference") and "\nUNDECIDED: chat at" in text
+    assert json.loads(told(1, *asked, "8s", "--format", "json")[0])["measured"]["starts"] == 2
+    text, said = told(2, *asked, "7s")  # what is known by then is not lost
+    assert text.startswith("vLLM 0.32.0 -> 0.32.0: no difference") and "loading weights" in said
+    assert "must be 5 s" in told(2, *asked, "1s")[1]
 
 
 def test_a_range_that_leaves_the_new_version_out_is_said(
