@@ -438,7 +438,7 @@ def read_back(files: Iterable[Path]) -> Iterator[str]:
     for block in (b for file in files for b in re.findall(r"(?ms)^```json\n(.*?)\n```", read(file))):
         point = json.loads(block)
         asked, logged, told = point["asked"], point["logged"], point["predicted"]
-        models = [each.get("name", "a local model") for _, each in sorted(asked["models"].items())[::-1]]
+        models = [asked[role]["model"] for role in ("target", "draft") if role in asked]
         chosen = {key: value for key, value in asked.get("engine", {}).items() if key.startswith("max_")}
         chosen |= {"K": asked.get("speculation", {}).get("num_speculative_tokens")}
         launch = [*models, *(f"{key} {value}" for key, value in chosen.items() if value is not None)]

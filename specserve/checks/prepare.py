@@ -74,9 +74,7 @@ def check_launch(
     from specserve.memory.starts import kept
 
     profile = replace(profile, alternatives={})  # what is not launched cannot stop the launch
-    starts, ignored = kept()
-    if ignored:
-        notices.warn(ignored)
+    starts = kept(warn=notices.warn)
     wanted = CheckOptions(launch=True, offline=offline, starts=starts, tell=notices.progress)
     try:
         known = collect(profile, wanted=wanted)

@@ -104,9 +104,6 @@ def check(
     from specserve.vllm.facts import minor
     from specserve.vllm.versions import table
 
-    starts, ignored = kept()
-    if ignored:
-        StderrNotices().warn(ignored)
     notices, shown, judged = StderrNotices(), list[Report](), table(vllm) if vllm else None
     wanted = CheckOptions(
         offline=offline,
@@ -114,7 +111,7 @@ def check(
         machine=machine_of(assume) if assume else None,
         asks=not no_ask,
         version=judged.minor if judged else None,
-        starts=starts,
+        starts=kept(warn=notices.warn),
         tell=notices.progress,
     )
     files, settings = named_profiles(paths), settings or []
@@ -261,9 +258,7 @@ def _report_start(name: str | None, *, as_json: bool) -> None:
     from specserve.serve.records import only_server, settled
 
     server = settled(only_server(name)) if name else None
-    starts, ignored = kept()
-    if ignored:
-        StderrNotices().warn(ignored)
+    starts = kept(warn=StderrNotices().warn)
     found = [each for each in starts if server is None or each.log_path == server.log_path]
     if not found:
         of = f" of `{name}`" if name else ""

@@ -10,19 +10,20 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.errors import gib, system_reason
-from specserve.files import private, read_own, state_folder, write_whole
+from specserve.files import private, read_own, read_start, state_folder, write_whole
 from specserve.models.config import text_config
 from specserve.models.lock import hashed, identity
 from specserve.profile.schema import world_size
-from specserve.profile.secrets import masked, names_a_secret
+from specserve.profile.secrets import masked
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 Verdict = Literal["match", "partly", "mismatch", "too little logged"]
-_LITTLE: Literal["too little logged"] = "too little logged"
 LOGGED: Mapping[str, re.Pattern[str]] = {
     name: re.compile(sign)
     for name, sign in {
@@ -61,8 +61,10 @@ _LEAST = (*_ROOM, "concurrency")
 _SLACK = {"kv_gib": (0.006, 0.0), "kv_tokens": (0.0, 0.02), "weights_gib": (0.05, 0.03)}
 """What a log rounds, and the share by which a formula may differ from vLLM's planner."""
 _DECIDING = re.compile(
+    r"(?!CUDA_VISIBLE_DEVICES$|VLLM_(API_KEY|RPC_BASE_PATH|NO_USAGE_STATS)$)"
     r"(VLLM|PYTORCH|TORCH|NCCL|CUDA|FLASHINFER|TRITON|MALLOC|OMP|KMP)_|LD_PRELOAD$"
-)
+).match
+_LIBRARIES = ("torch", "transformers", "flashinfer-python")
 _PLACES = ("model", "revision", "tokenizer_revision", "served_model_name")
 _SHAPE = (
     *("model_type", "num_hidden_layers", "num_key_value_heads", "head_dim", "hidden_size"),
@@ -80,34 +82,28 @@ def question(
     A key too many only keeps a record from being used; one too few would make a wrong answer, so
     only names, ports and front ends are left out. Secrets are starred. Raises FactError.
     """
-    engine = {key: masked(key, value) for key, value in plan.engine_kwargs.items()}
+    engine = {k: masked(k, v) for k, v in plan.engine_kwargs.items() if k not in _PLACES}
     block = engine.pop("speculative_config", None) or {}
-    env = {**os.environ, **plan.env}
-    libraries = ("torch", "transformers", "flashinfer-python")
+    env = {name: value for name, value in {**os.environ, **plan.env}.items() if _DECIDING(name)}
+    shapes = {role: text_config(facts.config) for role, facts in models.items()}
     asked = {
         "vllm": plan.vllm,
-        **{name: each.version for name in libraries for each in [*distributions(name=name)][:1]},
+        **{name: each.version for name in _LIBRARIES for each in [*distributions(name=name)][:1]},
+        "driver": read_start(Path("/proc/driver/nvidia/version"), 200).decode().partition("\n")[0],
         "accelerator": [machine.accelerator.name, machine.accelerator.total_bytes],
         "ranks": [machine.nodes, world_size(profile)],
         "models": {
             role: {
-                "name": facts.model,
-                "is_local": facts.commit is None,
+                "model": facts.model if facts.commit else None,
                 "is": identity(hashed(facts)),
-                "shape": {key: text[key] for key in _SHAPE if text.get(key) is not None},
+                **{key: shapes[role][key] for key in _SHAPE if key in shapes[role]},
             }
             for role, facts in models.items()
-            for text in (text_config(facts.config),)
         },
-        "engine": {key: value for key, value in engine.items() if key not in _PLACES},
+        "engine": engine,
         "speculation": {key: value for key, value in block.items() if key not in _PLACES},
         "api_server_count": profile.frontend.get("api_server_count"),
-        "env": {
-            name: masked(name, value)
-            for name, value in sorted(env.items())
-            if _DECIDING.match(name) and isinstance(value, str) and not names_a_secret(name)
-            if name not in ("CUDA_VISIBLE_DEVICES", "VLLM_RPC_BASE_PATH", "VLLM_NO_USAGE_STATS")
-        },
+        "env": {name: masked(name, value) for name, value in env.items() if isinstance(value, str)},
     }
     plain: dict[str, Any] = json.loads(json.dumps(asked, sort_keys=True, default=str))
     return plain
@@ -157,30 +153,29 @@ class Start:
     @property
     def verdict(self) -> Verdict:
         """Of the prediction against what was logged."""
-        misses = self.misses
-        rooms = [misses[name] for name in _ROOM if name in misses]
-        if self.cause and OUT_OF_MEMORY.search(self.cause):
-            is_told = self.predicted.get("verdict", "unknown")
-            return "mismatch" if is_told == "fit" else "match" if is_told != "unknown" else _LITTLE
-        if not rooms:
-            return _LITTLE
+        misses, told = self.misses, self.predicted.get("verdict", "unknown")
+        if self.cause and OUT_OF_MEMORY.search(self.cause) and told != "unknown":
+            return "mismatch" if told == "fit" else "match"
+        if not (rooms := [misses[name] for name in _ROOM if name in misses]):
+            return "too little logged"
         return "match" if not any(misses.values()) else "mismatch" if rooms[0] else "partly"
 
     def __str__(self) -> str:
         """The size of the KV cache in a line, and whether it was predicted."""
-        logged, misses, forms = self.logged, self.misses, ("{:.2f} GiB", "{:,.0f} tokens")
-        pairs = zip(_ROOM, forms, strict=True)
-        sizes = [form.format(logged[name]) for name, form in pairs if name in logged]
+        forms = {"kv_gib": "{:.2f} GiB", "kv_tokens": "{:,.0f} tokens"}
+        sizes = [form.format(self.logged[n]) for n, form in forms.items() if n in self.logged]
         if not sizes:
             return "the size of the KV cache is not in vLLM's log"
-        said = f"KV cache {', '.join(sizes)}"
-        rooms = [name for name in _ROOM if name in misses]
-        rooms.sort(key=lambda name: not misses[name])  # the one that was not predicted, if any
-        if not rooms:
+        said, misses = f"KV cache {', '.join(sizes)}", self.misses
+        # the first one that was not predicted, else the first
+        room = min(
+            (name for name in _ROOM if name in misses), key=lambda n: not misses[n], default=""
+        )
+        if not room:
             return said
-        off, ends = misses[rooms[0]], self.predicted[rooms[0]]
-        ends = [f"{end:.1f}" if rooms[0] == "kv_gib" else f"{end:,.0f}" for end in ends]
-        by = gib(abs(off) * 2**30) if rooms[0] == "kv_gib" else f"{abs(off):,.0f} tokens"
+        off, is_tokens = misses[room], room == "kv_tokens"
+        ends = [f"{end:,.0f}" if is_tokens else f"{end:.1f}" for end in self.predicted[room]]
+        by = f"{abs(off):,.0f} tokens" if is_tokens else gib(abs(off) * 2**30)
         word = f"{'less' if off < 0 else 'more'} than predicted by {by}" if off else "as predicted"
         return f"{said}; check had said {'-'.join(dict.fromkeys(ends))}: {word}"
 
@@ -195,10 +190,10 @@ def keep(
     command: str = "up",
 ) -> Start:
     """The record of a start, which is put on disk if that can be written; the oldest ones go."""
-    known, block = plan.memory, plan.speculation or {}
-    models = [str(each.get("model", "")) for each in (plan.engine_kwargs, block)]
-    folders = [each.rstrip("/") for each in models if each.startswith(("/", "~", "."))]
-    own = [plan.name, *folders, *(each.rpartition("/")[2] for each in folders)]
+    known, models = plan.memory, [plan.engine_kwargs, plan.speculation or {}]
+    folders = [str(each.get("model", "")).rstrip("/") for each in models]
+    folders = [each for each in folders if each.startswith(("/", "~", "."))]
+    served = [plan.model] if plan.model != plan.engine_kwargs.get("model") else []
     start = Start(
         datetime.now().astimezone().isoformat(timespec="seconds"),
         command,
@@ -209,7 +204,7 @@ def keep(
         # offline, vLLM has other defaults
         known.get("asked") and {**known["asked"], "command": command},
         known.get("predicted", {}),
-        tuple(dict.fromkeys(own if plan.model in models else [*own, plan.model])),
+        (plan.name, *served, *folders, *(each.rpartition("/")[2] for each in folders)),
         cause,
     )
     with suppress(OSError):  # a full disk must not end a server
@@ -222,8 +217,8 @@ def keep(
     return start
 
 
-def kept() -> tuple[list[Start], str]:
-    """The starts on disk, newest first, and a note on files that are none of ours, if there are."""
+def kept(*, warn: Callable[[str], None]) -> list[Start]:
+    """The starts on disk, newest first; `warn` hears once of files that are none of ours."""
     found, bad = list[Start](), list[str]()
     for path in sorted((state_folder() / "starts").glob("*.json"), reverse=True)[:_MOST]:
         try:
@@ -234,8 +229,10 @@ def kept() -> tuple[list[Start], str]:
             bad.append(f"{path}: {system_reason(error)}")
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             bad.append(f"{path}: it does not hold a start that this specserve knows")
-    many = f"{len(bad)} records of earlier starts are ignored" if len(bad) > 1 else ""
-    return found, f"{many or 'a record of an earlier start is ignored'}: {bad[0]}" if bad else ""
+    if bad:
+        many = f"{len(bad)} records of earlier starts are" if len(bad) > 1 else ""
+        warn(f"{many or 'a record of an earlier start is'} ignored: {bad[0]}")
+    return found
 
 
 def _read(data: bytes) -> Start:
@@ -244,16 +241,16 @@ def _read(data: bytes) -> Start:
     start = Start(**{**content, "names": tuple(content["names"])})
     bands = [start.predicted[name] for name in _SLACK if name in start.predicted]
     figures = [start.took_s, *start.logged.values(), *(end for ends in bands for end in ends)]
-    asked = start.asked or {"accelerator": [""], "models": {}}
-    models = [(each["name"], each["is_local"], each["shape"]) for each in asked["models"].values()]
-    texts = (start.command, start.vllm, start.log_path, start.cause, *start.names)
+    parts = (
+        [start.asked[part] for part in ("models", "engine", "speculation")] if start.asked else []
+    )
+    texts = (start.at, start.command, start.vllm, start.log_path, start.cause, *start.names)
     is_sound = (
         start.schema == _SCHEMA
         and all(isinstance(each, str) for each in texts)
         and all(isinstance(each, int | float) and math.isfinite(each) for each in figures)
         and all(len(ends) == 2 for ends in bands)
-        and all(isinstance(name, str) and isinstance(shape, dict) for name, _, shape in models)
-        and isinstance(asked["accelerator"][0], str)
+        and all(isinstance(each, dict) for each in parts)
         and isinstance(start.predicted, dict)
         and set(start.logged) <= set(LOGGED)
     )

@@ -186,24 +186,14 @@ def _effective(judged: VllmVerdict) -> Section:
 def start_point(start: Start) -> dict[str, Any]:
     """What a start tells others: the launch without private names, the prediction, the log."""
     asked = dict(start.asked or {})
-    asked["models"] = {
-        role: {"shape": each["shape"]} | ({} if each["is_local"] else {"name": each["name"]})
-        for role, each in asked.get("models", {}).items()
-    }
-    point = {
-        "specserve": __version__,
-        "vllm": start.vllm,
-        "day": start.at[:10],
-        "command": start.command,
-        "verdict": start.verdict,
-        "said": start.cause or str(start),
-        "took_s": start.took_s,
-        "asked": asked,
-        "predicted": dict(start.predicted),
-        "logged": dict(start.logged),
-    }
-    hidden: dict[str, Any] = _hidden(point, start.names)
-    return hidden
+    for role, each in asked.pop("models", {}).items():
+        known = {key: value for key, value in each.items() if key != "is"}
+        asked[role] = known | {"model": each.get("model") or "a local folder"}
+    told = {"verdict": start.verdict, "said": start.cause or str(start), "day": start.at[:10]}
+    figures = {"predicted": dict(start.predicted), "logged": dict(start.logged)}
+    about = {"specserve": __version__, "vllm": start.vllm, "took_s": start.took_s}
+    point: dict[str, Any] = _hidden({**told, **about, "asked": asked, **figures}, start.names)
+    return point
 
 
 def start_report(start: Start, *, log: Sequence[str], lines: Sequence[Line], cause: str) -> str:
@@ -212,42 +202,35 @@ def start_report(start: Start, *, log: Sequence[str], lines: Sequence[Line], cau
     `log`: its last lines; `lines`: what `doctor` found; `cause`: how the server ended later.
     """
     point = start_point(start)
-    asked, told, logged = point["asked"], point["predicted"], point["logged"]
-    rows = []
+    told, logged = point["predicted"], point["logged"]
+    rows = [("the check", told["verdict"], "fails" if start.cause else "serves")] if told else []
     for name in dict.fromkeys([*told, *logged]):
         form = "{:.2f}" if name.endswith(("_gib", "concurrency")) else "{:,.0f}"
         if not isinstance(ends := told.get(name, ()), str):
             what = name.replace("kv_", "KV cache_").replace("_gib", ", GiB").replace("_", " ")
             words = "-".join(dict.fromkeys(map(form.format, ends)))
             rows.append((what, words or "-", form.format(logged[name]) if name in logged else "-"))
-    libraries = [f"{name} {asked[name]}" for name in ("torch", "transformers") if name in asked]
-    versions = [f"specserve {__version__}", f"vLLM {start.vllm}", *libraries]
-    about = [("versions", ", ".join(versions))]
-    if start.asked:
-        ranks = "x".join(map(str, asked.get("ranks", ())))
-        about.append(("accelerator", f"{asked['accelerator'][0]}, nodes and ranks {ranks}"))
-    for role, each in asked["models"].items():
-        shape = ", ".join(f"{key} {value}" for key, value in each["shape"].items())
-        about.append((role, f"{each.get('name', 'a local folder')} ({shape})"))
-    for part in ("engine", "speculation"):
-        items = [f"{key}: {value}" for key, value in asked.get(part, {}).items()]
-        about += [(part, ", ".join(items))] if items else []
-    about += [("verdict of the check", told["verdict"])] if "verdict" in told else []
-    causes = [start.cause, cause]
-    causes += [f"{each.name}: {each.text}" for each in lines if each.state != "ok"]
+    plain, about = {"specserve": __version__, "vllm": start.vllm}, list[tuple[str, str]]()
+    for part, value in point["asked"].items():
+        if isinstance(value, dict) and value:
+            about.append((part, ", ".join(f"{key}: {each}" for key, each in value.items())))
+        elif value:
+            plain[part] = " ".join(map(str, value)) if isinstance(value, list) else value
+    about.insert(0, ("launch", ", ".join(f"{key} {value}" for key, value in plain.items())))
+    causes = [cause, *(f"{each.name}: {each.text}" for each in lines if each.state != "ok")]
     about += [("found", _hidden(each, start.names)) for each in causes if each]
     columns = [Column("", "name"), Column("predicted"), Column("logged")]
     blocks: list[Block] = [Table(columns, rows), Items(about)]
-    answer = (point["verdict"], point["said"])
-    head = Document("start", f"vLLM {start.vllm} on {point['day']}", blocks, [answer]).markdown()
+    title, answer = f"vLLM {start.vllm} on {point['day']}", (point["verdict"], point["said"])
+    parts = [Document("start", title, blocks, [answer]).markdown().rstrip("\n")]
     shown = "\n".join(escaped(_hidden(line, start.names)).replace("```", "~~~") for line in log)
-    data = json_document(point, indent=None)
-    folded = {"last lines of the log": ("text", shown), "for scripts": ("json", data)}
-    parts = [
+    folded = {"text": ("last lines of the log", shown)}
+    folded["json"] = ("for scripts", json_document(point, indent=None))
+    parts += [
         f"<details>\n<summary>{title}</summary>\n\n```{kind}\n{text}\n```\n\n</details>"
-        for title, (kind, text) in folded.items()
+        for kind, (title, text) in folded.items()
     ]
-    return "\n\n".join([head.rstrip("\n"), *parts])
+    return "\n\n".join(parts)
 
 
 def _hidden(value: Any, names: Iterable[str]) -> Any:

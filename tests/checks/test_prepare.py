@@ -176,7 +176,7 @@ def test_a_start_of_exactly_the_same_launch_decides_and_one_of_a_near_launch_doe
     beside(Path(file).parent, PAIR)
 
     def memory(*settings: str, path: str = "speculation") -> MemoryEstimate:
-        wanted = CheckOptions(offline=True, starts=kept()[0])
+        wanted = CheckOptions(offline=True, starts=kept(warn=pytest.fail))
         return collect(load_profile(file, settings=settings), wanted=wanted).context.memory[path]
 
     near = ("engine.max_num_seqs=8", "target.max_model_len=256", "speculation.num_speculative_tokens=2")

@@ -88,13 +88,8 @@ ASKED: dict[str, Any] = {
     "accelerator": ["H100-80GB", 85_000_000_000],
     "ranks": [1, 2],
     "models": {
-        "target": {"name": "org/public-8b", "is_local": False, "is": "x", "shape": {"model_type": "llama"}},
-        "draft": {
-            "name": "/srv/acme/acme-draft",
-            "is_local": True,
-            "is": "y",
-            "shape": {"num_hidden_layers": 2},
-        },
+        "target": {"model": "org/public-8b", "is": "org/public-8b@1234", "model_type": "llama"},
+        "draft": {"model": None, "is": "sha256:99", "num_hidden_layers": 2},
     },
     "engine": {"max_num_seqs": 256, "download_dir": "/srv/acme/cache"},
     "speculation": {"method": "draft_model", "num_speculative_tokens": 3},
@@ -135,7 +130,7 @@ def test_a_report_has_prediction_measurement_and_log_and_no_private_name(
         assert private not in text and private not in as_json
     (tmp_path / "issue.md").write_text(f"It works.\n\n{text}\nThanks!\n")
     assert list(gpu_report.read_back([tmp_path / "issue.md"]))[2:] == [
-        "| H100-80GB | 0.32.0 | org/public-8b, a local model, max_num_seqs 256, K 3 | 1 | 17.32 | - | - | 47.99"
+        "| H100-80GB | 0.32.0 | org/public-8b, a local folder, max_num_seqs 256, K 3 | 1 | 17.32 | - | - | 47.99"
         " | 314,528 | 46.10 to 51.00 | match |"
     ]
 
