@@ -263,7 +263,7 @@ def _stretch(counted: Counters) -> Stretch:
     return Stretch(
         drafts.mean_acceptance_length or 1.0,
         drafts.per_position,
-        drafts.draft_tokens / drafts.drafts,
+        max(drafts.draft_tokens, 1) / drafts.drafts,  # a broken server may say 0
         counted.prompt_tokens / requests,
         counted.generation_tokens / requests,
     )

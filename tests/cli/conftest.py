@@ -52,11 +52,15 @@ for line in sys.stdin:
         "max_model_len": 8192,
         "max_cudagraph_capture_size": runs if speculates else 300,
     }
+    if scheduled := any("per_batch_size" in word for word in argv):
+        words = [{"text": "Overriding cudagraph_mode to PIECEWISE", "at": "vllm/config/vllm.py:1"}]
+    effective["cudagraph_mode"] = "PIECEWISE" if scheduled else "FULL"
     item = {"argument": "max_cudagraph_capture_size", "value": 300, "effective": runs}
     item["why"] = [f"Truncating max_cudagraph_capture_size to {runs}"]
     answer = {
         "effective": effective,
         "changed": [item] if speculates else [],
+        "warnings": words if scheduled else [],
         "skipped": {"CUDA graphs": "no tensors"} if speculates and "SKIPS" in os.environ else {},
     }
     if asked.get("whole"):

@@ -132,6 +132,24 @@ def test_what_stops_the_child_is_skipped_and_no_error(
     assert "no torch" in reason
 
 
+def test_what_a_schedule_changes_besides_k_is_told_once(
+    profile: str, vllm_that_answers: Path, told: Told
+) -> None:
+    words = ["check", profile, "--offline", "--set"]
+    key = "speculation.num_speculative_tokens_per_batch_size"
+    content = json.loads(told(0, *words, f"{key}=[[1, 8, 4], [9, 64, 1]]", "--format", "json")[0])
+    (found,) = [item for item in content["findings"] if "PIECEWISE" in json.dumps(item)]
+    assert (found["code"], found["span"]["path"]) == ("SD504", key)
+    assert (
+        found["message"] == "the schedule changes more than K: `cudagraph_mode` is PIECEWISE instead of FULL"
+    )
+    assert "vLLM: Overriding cudagraph_mode to PIECEWISE" in found["notes"]
+    assert "vllm-project/vllm#49548" in " ".join(found["notes"])
+    (judged,) = content["verdicts"][0]["vllm"]
+    assert judged["fixed"]["effective"]["cudagraph_mode"] == "FULL"
+    assert "SD504" not in told(0, *words[:-1])[0]
+
+
 def test_each_way_to_speculate_gets_its_own_answer(
     profile: str, vllm_that_answers: Path, write: Write, told: Told
 ) -> None:

@@ -126,6 +126,16 @@ def test_what_vllm_runs_otherwise_stands_beside_what_is_asked_for(judge: Judge) 
     assert said.items() <= item.items() and "max_cudagraph_capture_size" in item["why"][0]
 
 
+def test_a_schedule_leaves_the_v1_runner_piecewise_graphs_alone(judge: Judge) -> None:
+    block = BLOCK | {"num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 256, 1]]}
+    schedule = ["--speculative-config", json.dumps(block)]
+    modes = {
+        runner: judge(*schedule, env={"VLLM_USE_V2_MODEL_RUNNER": runner})["effective"]["cudagraph_mode"]
+        for runner in "01"
+    }
+    assert modes == {"0": "PIECEWISE", "1": "FULL_AND_PIECEWISE"}
+
+
 def test_the_plainest_launches_have_no_warning_left(
     judge: Judge, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
