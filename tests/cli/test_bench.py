@@ -49,7 +49,8 @@ def test_a_dry_run_says_variants_launches_points_and_minutes(profile: Path, caps
     for word in ("baseline", "profile", "lookup", "ngram K=3", "no speculation"):
         assert word in text
     assert "chat, concurrency 1, temperature 0: 18 requests" in text
-    assert "assumed, not measured" in in_line(text)
+    # 3 launches of 30 s, and 3 x 2 x 18 requests of 48 tokens at 16 tokens/s
+    assert "about 7 min (assumed, not measured" in in_line(text)
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -118,6 +119,7 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: Captured)
         (["--request-rate", "1", "-c", "4"], "`--concurrency` and `--request-rate` cannot be combined"),
         (["--budget", "soon"], "`--budget` is not a time"),
         (["-w", "cod"], "is neither a workload nor a file"),
+        (["-w", "-"], "`bench` cannot read from stdin"),
         (["--format", "json"], "`--dry-run` and `--format` cannot be combined"),
     ],
 )

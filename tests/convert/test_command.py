@@ -144,6 +144,10 @@ def problems(*words: str) -> list[str]:
         ),
         (["-cc.pass_config.a=True"], {"compilation_config": {"pass_config": {"a": "True"}}}),
         (["--compilation-config.sizes+", "1,2"], {"compilation_config": {"sizes": ["1", "2"]}}),
+        (
+            ["--compilation-config.sizes", "12", "--compilation-config.sizes+", "3"],
+            {"compilation_config": {"sizes": ["3"]}},
+        ),
         (["--middleware", "a.b", "--middleware", "c.d"], {"middleware": ["a.b", "c.d"]}),
         (["--unheard-of", "3"], {"unheard_of": 3}),
         (["--unheard-of", "--seed", "1"], {"unheard_of": True, "seed": 1}),

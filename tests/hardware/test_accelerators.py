@@ -139,12 +139,13 @@ def test_a_launch_sees_the_devices_that_cuda_shows(
 
 
 def test_the_command_lists_what_is_here_and_every_name_with_what_an_estimate_needs(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: [])
     assert _run(["doctor", "--accelerators"]) == 0
     text = capsys.readouterr().out
     here, _, names = text.partition("Names for")
-    assert "Found here" in here and all(f"  {item.name} " in names for item in catalogue())
+    assert "Found here: no NVIDIA GPU" in here and all(f"  {item.name} " in names for item in catalogue())
     assert all(len(line) <= 100 for line in text.splitlines())
     assert all(len(line) <= 80 for line in names.splitlines())
     assert re.search(r"H100-80GB +79.18 +9.0 +3,350 +989\n", names)

@@ -17,7 +17,7 @@ from metrics_server import Script, Traffic
 
 from specserve.errors import TrafficError
 from specserve.measure import watch as module
-from specserve.measure.verdict import Kept, Verdict
+from specserve.measure.verdict import Estimate, Kept, Verdict
 from specserve.measure.watch import (
     COLLAPSED,
     MAX_READINGS,
@@ -40,6 +40,7 @@ from specserve.measure.watch import (
     judge_window,
     p99_ms,
     reports,
+    shown,
     trend,
 )
 from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Histogram, Metrics, read
@@ -480,3 +481,16 @@ def test_looks_come_in_time_and_a_slow_answer_does_not_hurry_the_next(watched: W
     next(every)
     Clock.now_s += 13
     assert [next(every).at_s - begin_s for _ in range(2)] == [20, 25]
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit", "text"),
+    [
+        (None, " ms", "-"),
+        (Estimate(4.354, 4.0, 4.7), "", "4.35 (95 %: 4.00 to 4.70)"),
+        (Estimate(900.0, 800.4, math.inf), " ms", "800 ms or more (95 %)"),
+        (Estimate(0.5, 0.254, math.inf), "", "0.25 or more (95 %)"),
+    ],
+)
+def test_a_figure_is_shown_with_its_interval(figure: Estimate | None, unit: str, text: str) -> None:
+    assert shown(figure, unit) == text

@@ -76,6 +76,12 @@ def test_a_quantized_copy_has_the_name_of_what_it_was_made_from(model: str, name
     assert plain_name(model) == name
 
 
+@pytest.mark.parametrize("target", sorted({entry.target for entry in catalogue()}))
+def test_the_targets_own_layers_come_first_then_the_longest_acceptance(target: str) -> None:
+    order = [(draft.model is not None, -draft.length) for draft in drafts_for(target)]
+    assert order == sorted(order)
+
+
 def test_a_longer_name_is_another_model() -> None:
     assert drafts_for("zai-org/GLM-5") and drafts_for("zai-org/GLM-5-FP8")
     assert {entry.target for entry in drafts_for("zai-org/GLM-5")} == {"zai-org/GLM-5"}

@@ -165,9 +165,17 @@ def test_text_begins_with_the_answer_and_what_to_do(verdict: Verdict, advice: st
     assert advice in " ".join(shown.split("\n\n")[0].split())
 
 
-def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
+@pytest.mark.parametrize(
+    ("queue_ms", "preemptions", "is_told"),
+    [(900.0, 0, True), (0.0, 7, True), (None, 7, True), (1.0, 0, False)],
+)
+def test_requests_that_waited_for_room_stand_beside_their_load(
+    queue_ms: float | None, preemptions: int, is_told: bool
+) -> None:
     cells = tuple(
-        dataclasses.replace(cell, figures=dataclasses.replace(cell.figures, queue_ms=900.0, preemptions=7))
+        dataclasses.replace(
+            cell, figures=dataclasses.replace(cell.figures, queue_ms=queue_ms, preemptions=preemptions)
+        )
         if cell.figures and (cell.variant, cell.point.concurrency) == ("profile", 16)
         else cell
         for cell in example().cells
@@ -179,12 +187,16 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
     )
     result = dataclasses.replace(example(), cells=cells, variants=variants)
     text = " ".join(plain(result, "text").split())
-    assert "at concurrency 16, requests waited 900 ms before they ran, 7 were preempted" in text
+    assert text.count("requests waited") == 2 * is_told  # on two workloads
+    waited = "-" if queue_ms is None else f"{queue_ms:.0f}"
+    said = f"at concurrency 16, requests waited {waited} ms before they ran, {preemptions} were preempted"
+    assert (said in text) == is_told
     assert (
         "costs 38 % of the KV cache: 12,345 tokens instead of 20,000, concurrency 3.0 instead of 4.9" in text
     )
     assert "KV cache of 19,999 tokens" in text
-    assert "| waited, ms | preempted |" in plain(result, "markdown")
+    table = plain(result, "markdown")
+    assert ("| waited, ms |" in table, "| preempted |" in table) == (queue_ms is not None, preemptions > 0)
 
 
 def test_a_result_without_any_cell_can_be_shown() -> None:

@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_list_fits_eighty_columns_and_has_every_code_once() -> None:
     text = listing(pages().values())
     assert max(map(len, text.splitlines())) <= 80
+    assert all(re.match(r"SD\d{3}  | {7}\S", line) for line in text.splitlines())
     assert re.findall(r"^SD\d{3}", text, flags=re.M) == list(pages())
 
 

@@ -59,6 +59,12 @@ def test_a_server_is_left_running_its_lost_state_written_again_and_it_is_stopped
     assert list(observe_all()) == []
 
 
+def test_what_the_watcher_says_by_itself_is_in_the_log_and_not_on_the_terminal(start: Start) -> None:
+    record = start()
+    streams = [Path(f"/proc/{record.watcher[0]}/fd/{stream}").readlink() for stream in (1, 2)]
+    assert streams == [Path(record.log_path)] * 2
+
+
 def test_a_stopped_process_is_told_as_a_hang_until_it_goes_on(start: Start) -> None:
     record = start()
     assert record.leader is not None

@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.choose import Steps, acceptance_length, beats, best, rows, steps_of
+from specserve.measure.tune.choose import (
+    Row,
+    Steps,
+    acceptance_length,
+    beats,
+    best,
+    next_schedule,
+    rows,
+    steps_of,
+)
 from specserve.measure.tune.plan import Setting
+from specserve.measure.verdict import Estimate
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
@@ -156,6 +166,20 @@ def test_a_schedule_beats_one_k_everywhere_and_no_speculation_at_its_threshold(
 ) -> None:
     passes = measured(baseline=(100, 100), k5=single, **{SCHEDULE.name: schedule})
     assert beats(passes, SCHEDULE, 5, [ELSEWHERE, EDGE]) == is_better
+
+
+def test_the_schedule_to_try_is_the_one_that_gains_most() -> None:
+    speeds = {8: (1.98, 1.2, 0.9), 4: (1.8, 1.8, 1.0), 2: (1.5, 1.5, 2.0)}
+    known = [
+        Row(Point("code", 0.0, load), k, 2.0, 1.0, Estimate(value, value - 0.01, value + 0.01))
+        for k, at_loads in speeds.items()
+        for load, value in zip((1, 4, 16), at_loads, strict=True)
+    ]
+    assert next_schedule(known, 4) == Setting(
+        4, 15, 2, 16
+    )  # 2.0 times as fast at 16; K=8 at 1 only 1.1 times
+    assert next_schedule([row for row in known if row.num_speculative_tokens > 2], 4) == Setting(8, 1, 4, 16)
+    assert next_schedule([row for row in known if row.num_speculative_tokens == 4], 4) is None
 
 
 def test_the_cost_of_a_step_is_that_of_the_median_round() -> None:
