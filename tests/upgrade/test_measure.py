@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +105,31 @@ def test_acceptance_is_judged_as_a_whole_and_by_position(
     assert [each.verdict.word for each in found] == words
     assert [each.new for each in found] == pytest.approx(new)
     assert [each.old for each in found] == pytest.approx([2.1, 0.7, 0.4])
+
+
+def drawn(rng: random.Random, chances: list[float]) -> Acceptance:
+    """150 steps whose positions are accepted one after another with these chances."""
+    lengths = [next((at for at, one in enumerate(chances) if rng.random() > one), 4) for _ in range(150)]
+    positions = tuple(sum(length > at for length in lengths) for at in range(4))
+    return Acceptance(150, 600, sum(positions), positions)
+
+
+@pytest.mark.parametrize(("lost", "worse"), [(0.0, 0), (0.05, 40)])
+def test_a_lost_twentieth_of_acceptance_is_found_and_none_is_made_up(lost: float, worse: int) -> None:
+    """40 upgrades of 64 blocks that draw different texts, as at a near-tie they do."""
+    words = Counter[str]()
+    for seed in range(40):
+        rng, blocks = random.Random(seed), []
+        for one in passes(blocks=64):
+            if one.variant == OLD:
+                chances = [min(0.97, max(0.05, rng.gauss(0.75, 0.08))) for _ in range(4)]
+            share = 1 - lost if one.variant == NEW else 1.0
+            counted = drawn(rng, [chance * share for chance in chances])
+            blocks.append(replace(one, acceptance=counted, launch=one.block // 32))
+        mean, *positions = acceptance(PLAN, blocks)
+        words[mean.verdict.word] += 1
+        assert lost or not {each.verdict.word for each in positions} & {BETTER, WORSE}
+    assert words[WORSE] == worse and not words[BETTER]
 
 
 def test_without_speculation_there_is_no_acceptance() -> None:
