@@ -49,6 +49,7 @@ def test_a_locked_profile_serves_with_the_hub_down(locked: Server, yesterday: tu
     assert argv[argv.index("--revision") + 1] == hub.repositories[HUB_TARGET].commit
     assert f"url      {locked.url}/v1\n" in locked.output
     assert "model    tiny\n" in locked.output
+    assert "\nKV cache 0." in locked.output
     for phase in ("starting the engine", "loading weights", "allocating the KV cache"):
         assert f"  {phase} … " in locked.output
     assert post(locked, **BODY)["usage"]["completion_tokens"] == 16

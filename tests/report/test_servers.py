@@ -25,7 +25,7 @@ PLAN = LaunchPlan(
     name="demo", fingerprint="0" * 64, vllm="0.32.0+cpu", platform="cpu", argv=("vllm", "serve", "demo/target"), env={},
     engine_kwargs={}, host="127.0.0.1", port=8000, model="demo", stall_timeout_s=600.0, shutdown_timeout_s=30.0,
 )  # fmt: skip
-READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82)
+READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82, "KV cache 29,056 tokens")
 LIFE: tuple[events.Event, ...] = (
     events.Started(4711, "/state/logs/demo.log"),
     events.Progress(Phase.ENGINE),
@@ -47,6 +47,7 @@ starting vLLM (pid 4711), log: /state/logs/demo.log
   loading weights … 62 s so far
   loading weights … 65 s
 ready in 20 s
+KV cache 29,056 tokens
 Ctrl-C stops it
 sent SIGTERM; running requests may finish for up to 30 s
 stopped in 4.1 s; nothing is left running

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from specserve.errors import Interrupted, LaunchError, TrafficError, UsageError
+from specserve.memory.starts import kept
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.client import is_healthy
@@ -78,6 +79,7 @@ def test_a_server_is_handed_over_when_it_answers_200_and_is_gone_afterwards(
         assert (environment["VLLM_API_KEY"], environment["VLLM_LOGGING_LEVEL"]) == ("s3cret", "ERROR")
         assert "s3cret" not in " ".join(psutil.Process(server.child.pid).cmdline())
     assert watched.phases == ALL_PHASES
+    assert [getattr(event, "memory", "") for event in watched.of(events.Ready)] == ["KV cache 29,056 tokens"]
     assert not watched.stopped.killed
     assert nothing_is_left(watched.session, plan.url)
 
@@ -95,6 +97,8 @@ def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
     assert "exited with code 1" in error.message
     assert "while loading weights" in error.message
     assert error.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
+    (start,) = kept(warn=pytest.fail)
+    assert (start.cause, start.log_path) == (*error.causes, str(tmp_path / "server.log"))
     assert error.log_path == str(tmp_path / "server.log")
     assert error.hint is not None and "gpu_memory_utilization" in error.hint
     assert nothing_is_left(watched.session, plan.url)
