@@ -65,7 +65,10 @@ _DECIDING = re.compile(
     r"(VLLM|PYTORCH|TORCH|NCCL|CUDA|FLASHINFER|TRITON|MALLOC|OMP|KMP)_|LD_PRELOAD$"
 ).match
 _LIBRARIES = ("torch", "transformers", "flashinfer-python")
-_PLACES = ("model", "revision", "tokenizer_revision", "served_model_name")
+_PLACES = (
+    *("model", "revision", "tokenizer_revision", "served_model_name", "master_addr"),
+    *("master_port", "data_parallel_address", "data_parallel_rpc_port"),
+)
 _SHAPE = (
     *("model_type", "num_hidden_layers", "num_key_value_heads", "head_dim", "hidden_size"),
     *("vocab_size", "intermediate_size", "moe_intermediate_size", "num_experts"),

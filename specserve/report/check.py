@@ -32,7 +32,9 @@ _BASES = {
     "published": "what is published of the model, divided",
 }
 _ADDRESS = re.compile(
-    r"(?i)\b[a-z][a-z0-9+]*://[^\s'\"<>]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\[[\da-f]*:[\da-f:]+\](?::\d+)?"
+    r"(?i)\b[a-z][a-z0-9+]*://[^\s'\"<>]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\[[\da-f]*:[\da-f:]+\](?::\d+)?|\b(?:[\w-]+\.)+(?!py\b)[a-z]{2,}:\d+"
+    r"|\b(?:[\w-]+\.)+(?:ai|cloud|com|corp|dev|internal|intra|io|lan|local|net|org)\b"
 )
 _PATH = re.compile(r"(?<![\w)>:-])(?:~|\.{1,2})?(?:/[\w.@%+=~-]+){2,}/?|~/[\w.@%+=~-]+")
 _FITS = {

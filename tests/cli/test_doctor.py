@@ -91,7 +91,11 @@ ASKED: dict[str, Any] = {
         "target": {"model": "org/public-8b", "is": "org/public-8b@1234", "model_type": "llama"},
         "draft": {"model": None, "is": "sha256:99", "num_hidden_layers": 2},
     },
-    "engine": {"max_num_seqs": 256, "download_dir": "/srv/acme/cache"},
+    "engine": {
+        "max_num_seqs": 256,
+        "download_dir": "/srv/acme/cache",
+        "kv_transfer": {"at": "kv.acme.internal:2379"},
+    },
     "speculation": {"method": "draft_model", "num_speculative_tokens": 3},
     "env": {"VLLM_HOST_IP": "10.1.2.3"},
 }
@@ -106,6 +110,7 @@ LOG = f"""\
 INFO:     10.1.2.3:5000 - "POST /v1/completions HTTP/1.1" 200 OK
 (EngineCore pid=8) INFO 11-28 09:00:01 [b.py:2] tcp://10.1.2.3:4000 token {SECRET} ``` end
   File "/srv/acme/venv/lib/python3.12/site-packages/vllm/v1/worker.py", line 7
+worker.py:760 asks etcd.acme.corp and [fe80::1]:80 about v1.2.3
 """
 
 
