@@ -77,8 +77,9 @@ def test_a_quantized_copy_has_the_name_of_what_it_was_made_from(model: str, name
 
 
 @pytest.mark.parametrize("target", sorted({entry.target for entry in catalogue()}))
-def test_the_targets_own_layers_come_first_then_the_longest_acceptance(target: str) -> None:
-    order = [(draft.model is not None, -draft.length) for draft in drafts_for(target)]
+def test_the_targets_own_layers_come_first_then_the_longest_acceptance_then_the_names(target: str) -> None:
+    found = drafts_for(target)
+    order = [(draft.model is not None, -draft.length, draft.model or "") for draft in found]
     assert order == sorted(order)
 
 
