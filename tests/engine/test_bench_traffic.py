@@ -6,7 +6,6 @@ Only the load generator is vLLM here; what a server answers, and how fast, is ch
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import psutil
 import pytest
 from openai_server import Script, serving
 
+from specserve.cli.app import _run
 from specserve.measure.bench.passes import Request
 from specserve.measure.bench.result import Result, from_json
 from specserve.measure.servers import LoadGenerator
@@ -29,6 +29,7 @@ from specserve.measure.verdict import PAYS
 pytestmark = pytest.mark.engine
 BENCH = [sys.executable, "-m", "specserve", "bench"]
 LIMIT_S = 180.0
+Bench = Callable[..., Result]
 
 
 def slow(seconds: float) -> Callable[[int], None]:
@@ -45,21 +46,19 @@ def prompts_in(folder: Path) -> str:
     return str(path)
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state"), **more}
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Runs it in this process; these servers need no rest."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("specserve.measure.servers.REST_S", 0.0)
 
+    def run(*options: str) -> Result:
+        code = _run(["bench", *options, "--format", "json"])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        return from_json(Result, said.out)
 
-def bench(folder: Path, *options: str, **env: str) -> Result:
-    done = subprocess.run(
-        [*BENCH, *options, "--format", "json"],
-        capture_output=True,
-        text=True,
-        env=environment(folder, **env),
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return from_json(Result, done.stdout)
+    return run
 
 
 def measured(script: Script) -> list[dict[str, Any]]:
@@ -71,14 +70,17 @@ def measured(script: Script) -> list[dict[str, Any]]:
     ]
 
 
-def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) -> None:
+def test_both_servers_are_asked_alike_and_the_faster_one_pays(
+    tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = Script(during=slow(0.03), speculates=False, key="k")
     fast = Script(during=slow(0.003), key="k")
     with serving(base) as base_url, serving(fast) as fast_url:
         options = [base_url, "--with", f"fast={fast_url}", "-w", prompts_in(tmp_path), "-c", "2", "-t", "0.7"]
         more = ["--quick", "-o", str(tmp_path / "run")]
-        keys = {"VLLM_API_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
-        result = bench(tmp_path, *options, *more, **keys)
+        monkeypatch.setenv("VLLM_API_KEY", "k")
+        monkeypatch.setenv("OPENAI_API_KEY", "not-for-you")
+        result = bench(*options, *more)
     assert [item.verdict.word for item in result.comparisons] == [PAYS]
     cell = next(cell for cell in result.cells if cell.variant == "fast")
     assert cell.invalid is None and cell.figures is not None
@@ -101,14 +103,14 @@ def told(request: dict[str, Any]) -> tuple[str, int, str]:
     return str(request["messages"]), request["seed"], request["cache_salt"].rpartition(".")[0]
 
 
-def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with serving(Script(during=slow(0.05))) as url, serving(Script(during=slow(0.05))) as other:
+def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path, bench: Bench) -> None:
+    run, servers = tmp_path / "run", (Script(during=slow(0.05)), Script(during=slow(0.05)))
+    with serving(servers[0]) as url, serving(servers[1]) as other:
         options = [url, "--with", f"again={other}", "-w", prompts_in(tmp_path), "-c", "1", "-t", "0"]
         arguments = [*BENCH, *options, "--quick", "-o", str(run)]
         with (
             (tmp_path / "err").open("wb") as err,
-            subprocess.Popen(arguments, stderr=err, stdout=err, env=environment(tmp_path)) as process,
+            subprocess.Popen(arguments, stderr=err, stdout=err) as process,
         ):
             deadline = time.monotonic() + LIMIT_S
             while not (run / "passes.jsonl").exists() or (run / "passes.jsonl").stat().st_size < 100:
@@ -123,7 +125,9 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
         assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
         kept = (run / "passes.jsonl").read_text()
         assert 0 < len(kept.splitlines()) < 12
-        result = bench(tmp_path, "--resume", str(run))
+        for each in servers:
+            each.during = None
+        result = bench("--resume", str(run))
     assert (run / "passes.jsonl").read_text().startswith(kept)
     assert [cell.figures and cell.figures.blocks for cell in result.cells] == [6, 6]
     assert result.is_complete
