@@ -45,7 +45,8 @@ _SHOWN = {
     "speculative_config": ("draft_sample_method", "rejection_sample_method"),
 }
 """What differs by speculation, or decides about speed, and is part of the answer."""
-_OF_MODELS = ("hf_config", "hf_text_config", "target_model_config", "static_forward_context")
+_LEFT_OUT = re.compile(r"_.*|hf_.*config|static_.*|(target_model|(target|draft)_parallel)_config")
+"""Of a whole configuration: what models say of themselves, and copies of other sections."""
 _MOST_REASONS = 2
 
 
@@ -139,11 +140,11 @@ def _launched(
                 if name == "models":
                     break
     effective: dict[str, Any] = {"model_runner": "V2" if config.use_v2_model_runner else "V1"}
-    for section, names in _SHOWN.items():
+    is_whole = request.get("whole")
+    effective |= _leaves(config) if is_whole else {}
+    for section, names in () if is_whole else _SHOWN.items():
         part = getattr(config, section)
         effective |= {name: _simple(getattr(part, name, None)) for name in names}
-    if request.get("whole"):
-        effective |= _leaves(config)
     if launch is not None and launch.backends:
         effective["attention_backends"] = launch.backends
     parts = {type(part).__name__: part for part in vars(config).values()}
@@ -163,10 +164,10 @@ def _launched(
 
 
 def _leaves(part: Any, inside: str = "") -> dict[str, Any]:
-    """The values of a configuration by their dotted names, without what a model says of itself."""
+    """The values of a configuration by their dotted names."""
     found = dict[str, Any]()
     for name, value in (part if isinstance(part, dict) else vars(part)).items():
-        if str(name).startswith("_") or name in _OF_MODELS:
+        if _LEFT_OUT.fullmatch(str(name)):
             continue
         if isinstance(value, dict) or dataclasses.is_dataclass(value):
             found |= _leaves(value, f"{inside}{name}.")

@@ -29,7 +29,7 @@ EFFECTS = {
     "memory": "cache_config. kv_cache. weights. offload_config. scheduler_config.max_",
 }
 """What a value decides about first, by the beginning of its name; any other about speed."""
-_SPEED = "speed"
+_SPEED, _LONGEST = "speed", 300
 _IGNORED = ("instance_id", "compilation_config.splitting_ops")
 """Of one run; operators of every architecture: whether a graph is split, its mode says."""
 _BY_TABLE, _CHANGED, _WARNED = ("SD102", "SD105"), "SD502", "SD503"
@@ -215,7 +215,8 @@ def _notes(profile: Profile, side: Side, checked: Checked, other: Checked) -> It
         for line in _unmet(side.source):
             yield f"{who} asks for {line} is here: what depends on it may differ"
     for item in checked.skipped:
-        yield f"{who}: {item.reason}" if item.group == "vllm" else item.reason
+        text = f"{who}: {item.reason}" if item.group == "vllm" else item.reason
+        yield text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     if profile.speculation and any(not each.path for each in checked.vllm):
         yield "the draft is not known, so vLLM was asked about the launch without speculation"
     if on and theirs:
