@@ -73,12 +73,13 @@ def upgrade(
     if measure is not None:
         seconds(measure, option="--measure", least_s=5.0)
     notices, measured = StderrNotices(), None
-    wanted = CheckOptions(machine=machine_of(assume) if assume else None)
+    machine = machine_of(assume) if assume else None
+    wanted = CheckOptions(machine=machine, tell=notices.progress)
     with ExitStack() as stack:
         before, after = (
             stack.enter_context(side(text)) for text in (old or (here and here.version) or "", new)
         )
-        found = compare(profile, before, after, wanted=wanted, tell=notices.progress)
+        found = compare(profile, before, after, wanted=wanted)
         try:
             if measure and found.refuses:
                 notices.warn(f"not measured: vLLM {after.version} refuses the profile")

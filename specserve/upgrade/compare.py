@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,11 +26,12 @@ from specserve.vllm.versions import contains, table
 LEAST_KV_SHARE = 0.9
 """Of the KV cache's tokens: an upgrade that leaves less is worse."""
 EFFECTS = {
-    "output": "model_ speculative_config. structured_ reasoning_ cache_config.cache_dtype",
-    "memory": "cache_config. kv_cache. weights. offload_config. scheduler_config.max_",
+    "output": r"model_|speculative_config\.|structured_|reasoning_|cache_config\.cache_dtype",
+    "memory": r"cache_config\.|kv_cache\.|weights\.|offload_config\.|scheduler_config\.max_",
+    "speed": "",
 }
-"""What a value decides about first, by the beginning of its name; any other about speed."""
-_SPEED, _LONGEST = "speed", 300
+"""What a value decides about first, by the beginning of its name."""
+_LONGEST = 300
 _IGNORED = ("instance_id", "compilation_config.splitting_ops")
 """Of one run; operators of every architecture: whether a graph is split, its mode says."""
 _BY_TABLE, _CHANGED, _WARNED = ("SD102", "SD105"), "SD502", "SD503"
@@ -85,12 +87,10 @@ class Upgrade:
         return self.refuses or (self.kv_share is not None and self.kv_share < LEAST_KV_SHARE)
 
 
-def compare(
-    path: str, old: Side, new: Side, *, wanted: CheckOptions, tell: Callable[[str], None]
-) -> Upgrade:
-    """A profile as both see it; `tell` hears whom it waits for. Raises ProfileError."""
+def compare(path: str, old: Side, new: Side, *, wanted: CheckOptions) -> Upgrade:
+    """A profile as both see it; `wanted.tell` hears whom it waits for. Raises ProfileError."""
     profile = load_profile(path)
-    before, after = (_judged(path, each, (old, new), wanted, tell) for each in (old, new))
+    before, after = (_judged(path, *each, wanted) for each in ((old, new), (new, old)))
     verdicts = [each.vllm[0] if each.vllm else VllmVerdict() for each in (before, after)]
     are_asked = all(each.effective for each in verdicts)
     left_out = (_CHANGED,) if are_asked else (_CHANGED, _WARNED)
@@ -120,21 +120,12 @@ def compare(
     )
 
 
-def _judged(
-    path: str,
-    side: Side,
-    sides: tuple[Side, Side],
-    wanted: CheckOptions,
-    tell: Callable[[str], None],
-) -> Checked:
+def _judged(path: str, side: Side, other: Side, wanted: CheckOptions) -> Checked:
     """What one vLLM, its table and its own code, makes of the launch."""
-    judged, asked = table(side.version), None
-    if side.python or side.source:
-        python = side.python
-        if (
-            side.source and versions.installed() is None
-        ):  # what vLLM stands on is with the other side
-            python = next((each.python for each in sides if each.python), None)
+    judged, asked, python = table(side.version), None, side.python
+    if side.source and versions.installed() is None:
+        python = other.python  # what vLLM stands on is there
+    if side.source or python:
         python = None if python == Path(sys.executable) else python
         asked = VllmToAsk(side.version, side.source, python, whole=True)
     # of a version without a table it is known by its range what fails in it
@@ -143,12 +134,10 @@ def _judged(
     assert profile is not None  # it was loaded
     report = check(
         [(path, replace(profile, alternatives={}), problems)],
-        wanted=replace(
-            wanted, version=judged.minor, source=asked, asks=asked is not None, tell=tell
-        ),
-        before=lambda _: tell(f"asking vLLM {side.version}, about 15 s"),
+        wanted=replace(wanted, version=judged.minor, source=asked, asks=asked is not None),
+        before=lambda _: wanted.tell(f"asking vLLM {side.version}, about 15 s"),
     )
-    tell("")
+    wanted.tell("")
     (verdict,) = report.verdicts
     assert isinstance(verdict, Checked)
     return verdict
@@ -175,14 +164,13 @@ def _kv_tokens(checked: Checked) -> int:
 def _changes(profile: Profile, old: VllmVerdict, new: VllmVerdict) -> tuple[Change, ...]:
     """Each value that both have and that differs, by effect."""
     ours, theirs = (_values(each) for each in (old, new))
-    found = []
+    found = dict[str, list[Change]]((effect, []) for effect in EFFECTS)
     for name, before in ours.items():
         if before != (after := theirs.get(name, before)):
-            known = (key for key, names in EFFECTS.items() if name.startswith(tuple(names.split())))
-            effect = next(known, _SPEED)
-            found.append(Change(effect, name, before, after, _place(profile, new.path, name)))
-    order = [*EFFECTS, _SPEED]
-    return tuple(sorted(found, key=lambda each: order.index(each.effect)))
+            effect = next(key for key, names in EFFECTS.items() if re.match(names, name))
+            place = _place(profile, new.path, name)
+            found[effect].append(Change(effect, name, before, after, place))
+    return tuple(itertools.chain(*found.values()))
 
 
 def _values(verdict: VllmVerdict) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,11 +20,11 @@ from specserve.vllm import versions
 _LIMIT_S = 60
 """For an interpreter to say its vLLM: a network file system may take most of it."""
 _ASK = """
-import json, sys
+import sys
 sys.path.append(sys.argv[1])
 from specserve.vllm.versions import installed
 sys.path.pop()
-print(json.dumps(installed() and installed().version))
+print(installed() and installed().version)
 """
 
 
@@ -93,19 +92,15 @@ def _unpack(wheel: Path, folder: Path) -> None:
 def _version_in(python: Path) -> str:
     """What an interpreter would import as vLLM, which it finds without importing it."""
     parent, text = Path(specserve.__file__).parents[1], quoted(str(python))
+    command, version = [str(python.absolute()), "-IB", "-c", _ASK, str(parent)], ""
     try:
         asked = subprocess.run(
-            [python.absolute(), "-IB", "-c", _ASK, parent],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
+            command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )
-        said, why = asked.stdout, asked.stderr.strip().rpartition("\n")[2]
-        version = json.loads(said) if asked.returncode == 0 else None
+        version, why = asked.stdout.strip(), asked.stderr.strip().rpartition("\n")[2]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        version, why = None, str(error)
-    if not isinstance(version, str):
+        why = str(error)
+    if not version[:1].isdigit():
         hint = "name the environment that vLLM is installed in"
         raise FactError(f"{text} has no vLLM{f': {why}' if why else ''}", hint=hint)
     return version

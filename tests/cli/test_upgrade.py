@@ -144,7 +144,7 @@ def test_a_vllm_of_another_interpreter_is_asked_by_it(
     profile: str, vllm_that_answers: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
-    other.write_text(f'#!/bin/sh\ntest "$1" = -IB && echo \'"0.33.0"\' || exec {sys.executable} "$@"\n')
+    other.write_text(f'#!/bin/sh\ntest "$1" = -IB && echo 0.33.0 || exec {sys.executable} "$@"\n')
     other.chmod(0o755)
     child = (sys.executable, "-c", "raise SystemExit(open('specserve/__init__.py').read()[:9])")
     monkeypatch.setattr("specserve.checks.oracle.CHILD", child)
