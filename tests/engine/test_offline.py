@@ -63,6 +63,11 @@ def test_a_pulled_pair_is_checked_and_generates_without_any_network(
         "check", profile, "--offline", "--format", "json", cwd=tmp_path, alone=True, HF_ENDPOINT="http://hub"
     )
     assert json.loads(checked)["skipped"] == []
+    pulled = [path for path in (tmp_path / "hub").glob("*/snapshots/*/*") if "target" in str(path)]
+    for path in pulled:
+        os.utime(path, (0, path.stat().st_mtime))
     specserve("generate", profile, "in.jsonl", "-o", "out.jsonl", cwd=tmp_path, alone=True, HF_ENDPOINT="")
     answer = json.loads((tmp_path / "out.jsonl").read_text())
     assert answer["text"] and not answer.get("error")
+    read = {path for path in pulled if path.stat().st_atime}
+    assert read in ({*pulled}, set())  # no file is pulled for nothing; none: this file system notes no reads
