@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
-from specserve.measure.watch import Reading, Window, trend
+from specserve.measure.watch import Reading, Window, gained, trend
 from specserve.metrics import Acceptance, Counters, EngineMetrics, EngineName, Metrics
 
 _K = 4
@@ -70,14 +72,36 @@ def alarm_s(traffic: Traffic, chance: random.Random) -> float | None:
     return None
 
 
-def alarms(traffic: Traffic, count: int, *, seed: int = 1) -> list[float]:
+def alert_s(traffic: Traffic, chance: random.Random) -> float | None:
+    """When SpecserveAcceptanceSinks is raised, as deploy/alerts.yaml says it."""
+    seen, held = readings(traffic, chance), 0
+    for at in range(360, len(seen)):
+        counted = [gained(seen[at - ago - 90], seen[at - ago]) or Counters() for ago in (270, 180, 90, 0)]
+        lengths = [each.acceptance.mean_acceptance_length or 1.0 for each in counted]
+        sinks = lengths[-1] < 0.93 * lengths[0] and all(now < before for before, now in pairwise(lengths))
+        held = held + 1 if sinks else 0
+        if held > 60:
+            return seen[at].at_s
+    return None
+
+
+Alarm = Callable[[Traffic, random.Random], float | None]
+
+
+def alarms(traffic: Traffic, count: int, *, alarm: Alarm = alarm_s, seed: int = 1) -> list[float]:
     """The times of all alarms in so many series."""
     chance = random.Random(seed)
-    return [at_s for _ in range(count) if (at_s := alarm_s(traffic, chance)) is not None]
+    return [at_s for _ in range(count) if (at_s := alarm(traffic, chance)) is not None]
 
 
+ALERTS = (
+    Traffic("the alert, traffic that drifts by 6 %, 12 hours", minutes=720, drift=0.03),
+    Traffic("the alert, a fall of 20 % in 8 hours", minutes=480, falls_by=0.13),
+)
 if __name__ == "__main__":
-    for each in SERIES:
-        times = sorted(alarms(each, number := int(sys.argv[1]) // (5 if each.falls_by else 1)))
+    whole = int(sys.argv[1])
+    for each in (*SERIES, *ALERTS):
+        number, alarm = whole // (5 if each.falls_by else 1), alert_s if each in ALERTS else alarm_s
+        times = sorted(alarms(each, number, alarm=alarm))
         median = f", in the median after {times[len(times) // 2] / 60:.0f} min" if times else ""
         print(f"{each.name}: {len(times)} of {number}{median}", flush=True)
