@@ -28,7 +28,7 @@ endif
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
-	@echo "Linux x86-64 with Python 3.11 (and venv), make, git; 3.1 GB of disk, 4 GB of memory; no compiler, no GPU."
+	@echo "Linux x86-64 with Python 3.11 (and venv), make, git; 3.8 GB of disk (make test: 4.2), 4 GB of memory; no compiler, no GPU."
 	@echo "Elsewhere: pip install . (everything but the engine)."
 
 setup: python ## .venv with the CPU engine and specserve, and the demo pair

@@ -34,7 +34,7 @@ import compileall, importlib.util
 for name in ("vllm", "torch", "transformers"):
     compileall.compile_dir(importlib.util.find_spec(name).submodule_search_locations[0], quiet=2, workers=0)
 """
-WIDE_MB, CACHE_MB = 430, 600  # demo/wide; what pip keeps in its own cache
+WIDE_MB, CACHE_MB = 820, 600  # demo/wide; what pip keeps in its own cache
 
 
 class SetupError(Exception):
@@ -61,15 +61,15 @@ def steps(*, dev: bool) -> list[Step]:
     engine = [*install, "-r", str(REQUIREMENTS)]
     start = ["-m", "vllm.entrypoints.cli.main", "--version"]
     todo = [
-        Step("torch", torch.replace("==", " "), (REQUIREMENTS,), 700, torch_commands),
+        Step("torch", torch.replace("==", " "), (REQUIREMENTS,), 750, torch_commands),
         # torch is there by now: this leaves it alone.
-        Step("engine", f"vLLM for the CPU, {len(pins())} packages", (REQUIREMENTS,), 1200, [engine]),
-        Step("bytecode", "byte code of the engine", (REQUIREMENTS,), 150, [["-c", BYTE_CODE]]),
-        Step("specserve", "specserve", (pyproject, *shim), 10, [[*PIP, "-e", str(ROOT), str(SHIM)]]),
-        Step("start", "first start of vLLM", (REQUIREMENTS, *shim), 60, [start]),
+        Step("engine", f"vLLM for the CPU, {len(pins())} packages", (REQUIREMENTS,), 1250, [engine]),
+        Step("bytecode", "byte code of the engine", (REQUIREMENTS,), 180, [["-c", BYTE_CODE]]),
+        Step("specserve", "specserve", (pyproject, *shim), 20, [[*PIP, "-e", str(ROOT), str(SHIM)]]),
+        Step("start", "first start of vLLM", (REQUIREMENTS, *shim), 70, [start]),
     ]
     if dev:
-        todo.append(Step("dev", "tools of the tests", (pyproject,), 100, [[*PIP, *dev_group()]]))
+        todo.append(Step("dev", "tools of the tests", (pyproject,), 240, [[*PIP, *dev_group()]]))
     return todo
 
 
