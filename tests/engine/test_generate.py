@@ -1,4 +1,4 @@
-"""`specserve generate` with real vLLM: the server's own answers, from a run that was killed and run again."""
+"""`specserve generate` with real vLLM: the server's own answers, and in `make soak` from a run that was killed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -59,49 +60,45 @@ def batch_line(request: Record) -> Record:
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """A run that was killed after some lines, and run again to its end."""
+class Run:
+    """`generate` over all lines, good and bad, in a folder."""
 
-    journaled: dict[int, Record]
-    """The records that the killed one left, by line."""
-    records: list[Record]
-    err: str
+    folder: Path
 
+    @property
+    def partial(self) -> Path:
+        return self.folder / "out.jsonl.partial"
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
-    """Over all lines, good and bad."""
-    folder = tmp_path_factory.mktemp("generate")
-    out, partial, source = (folder / name for name in ("out.jsonl", "out.jsonl.partial", "in.jsonl"))
-    lines = [*REQUESTS[:FIRST_BAD], *(line for line, _ in BAD), *map(batch_line, REQUESTS[FIRST_BAD:])]
-    encoded = (line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
-    source.write_bytes(b"".join(line + b"\n" for line in encoded))
-    profile = tiny_profile(folder, port=0)
-    command = [sys.executable, "-m", "specserve", "generate", str(profile), str(source), "-o", str(out)]
-    env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state")}
+    def start(self) -> subprocess.Popen[str]:
+        out, source = self.folder / "out.jsonl", self.folder / "in.jsonl"
+        lines = [*REQUESTS[:FIRST_BAD], *(line for line, _ in BAD), *map(batch_line, REQUESTS[FIRST_BAD:])]
+        encoded = (line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+        source.write_bytes(b"".join(line + b"\n" for line in encoded))
+        profile = tiny_profile(self.folder, port=0)
+        command = [sys.executable, "-m", "specserve", "generate", str(profile), str(source), "-o", str(out)]
+        env = {**os.environ, "SPECSERVE_STATE_DIR": str(self.folder / "state")}
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
 
-    def journaled() -> dict[int, Record]:
+    def end(self) -> tuple[list[Record], str]:
+        """The records in the output, and what was said."""
+        with self.start() as process:
+            _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1 and not self.partial.exists(), err
+        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()], err
+
+    def journaled(self) -> dict[int, Record]:
         """The records of a run that goes on or was killed; its lock is passed over."""
         with contextlib.suppress(sqlite3.Error):
-            base = sqlite3.connect(f"file:{partial}?immutable=1", uri=True)
+            base = sqlite3.connect(f"file:{self.partial}?immutable=1", uri=True)
             with contextlib.closing(base):
                 return {line: json.loads(record) for line, record in base.execute("SELECT * FROM done")}
         return {}
 
-    deadline = time.monotonic() + LIMIT_S
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env) as first:
-        while len(journaled()) < 16:
-            assert first.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        members = psutil.Process(first.pid).children(recursive=True)
-        first.kill()
-    _, alive = psutil.wait_procs(members, timeout=30)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert first.returncode == -signal.SIGKILL and not out.exists()
-    kept = journaled()
-    again = subprocess.run(command, capture_output=True, text=True, env=env, timeout=LIMIT_S, check=False)
-    assert again.returncode == 1 and not partial.exists(), again.stderr
-    return Resumed(kept, [json.loads(line) for line in out.read_text().splitlines()], again.stderr)
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], str]:
+    """The records of a whole run, and what it said."""
+    return Run(tmp_path_factory.mktemp("generate")).end()
 
 
 def served(up: Server, request: Record) -> Record:
@@ -111,29 +108,47 @@ def served(up: Server, request: Record) -> Record:
     return {"id": request["id"], "text": choice["text"], "finish_reason": choice["finish_reason"], **told}
 
 
-def test_every_answer_is_the_servers_greedy_answer(resumed: Resumed, tiny_server: Server) -> None:
+def test_every_answer_is_the_servers_greedy_answer(
+    answered: tuple[list[Record], str], tiny_server: Server
+) -> None:
+    records, err = answered
     with ThreadPoolExecutor(8) as threads:
         expected = list(threads.map(lambda request: served(tiny_server, request), REQUESTS))
-    found = [record for record in resumed.records if "error" not in record]
+    found = [record for record in records if "error" not in record]
     names = {"custom_id": "id"}
     plain = [{names.get(key, key): value for key, value in each.items() if key != "index"} for each in found]
     assert plain == expected
     assert all(("custom_id" in each) == (each["index"] >= FIRST_BAD + len(BAD)) for each in found)
-    assert [record["index"] for record in resumed.records] == list(range(LINES))
+    assert [record["index"] for record in records] == list(range(LINES))
+    assert f"{sum(each['completion_tokens'] for each in found)} tokens in " in err
 
 
-def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(resumed: Resumed) -> None:
-    """Every line of the journal is in the output as it was; tests/cli/test_batch.py has other ways to be stopped."""
-    kept, records = list(resumed.journaled.values()), resumed.records
-    assert f"resuming: {len(kept)} of {LINES} lines" in resumed.err
-    assert [records[record["index"]] for record in kept] == kept
-    new = sum(each.get("completion_tokens", 0) for each in records if each not in kept)
-    assert f"{new} tokens in " in resumed.err
-
-
-def test_bad_lines_fail_alone_with_vllms_reason(resumed: Resumed) -> None:
-    errors = resumed.records[FIRST_BAD : FIRST_BAD + len(BAD)]
+def test_bad_lines_fail_alone_with_vllms_reason(answered: tuple[list[Record], str]) -> None:
+    records, err = answered
+    errors = records[FIRST_BAD : FIRST_BAD + len(BAD)]
     for place, (found, (_, reason)) in enumerate(zip(errors, BAD, strict=True), start=FIRST_BAD + 1):
         assert found["error"].startswith(f"line {place}: {reason}")
-        assert f"line {place}: {reason}" in resumed.err
-    assert "Traceback" not in resumed.err
+        assert f"line {place}: {reason}" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.soak
+def test_a_killed_run_leaves_no_process_loses_no_line_and_computes_none_again(tmp_path: Path) -> None:
+    """tests/cli/test_generate.py kills it at other moments, and has other ways to be stopped."""
+    run, deadline = Run(tmp_path), time.monotonic() + LIMIT_S
+    with run.start() as first:
+        while len(run.journaled()) < 16:
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        members = psutil.Process(first.pid).children(recursive=True)
+        first.kill()
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert first.returncode == -signal.SIGKILL and not (tmp_path / "out.jsonl").exists()
+    kept = list(run.journaled().values())
+    records, err = run.end()
+    assert f"resuming: {len(kept)} of {LINES} lines" in err
+    assert [records[record["index"]] for record in kept] == kept
+    assert (
+        f"{sum(each.get('completion_tokens', 0) for each in records if each not in kept)} tokens in " in err
+    )
