@@ -55,6 +55,8 @@ class VllmVerdict:
     loc: Sequence[str] = ()
     effective: Mapping[str, Any] = field(default_factory=dict)
     """What decides about context, batches, graphs and attention, by name."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """If it was asked for: every value by its dotted name."""
     changed: tuple[VllmChange, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the models, built without memory: bytes of weights (`target`, `draft`), kinds of

@@ -140,9 +140,7 @@ def _launched(
                 if name == "models":
                     break
     effective: dict[str, Any] = {"model_runner": "V2" if config.use_v2_model_runner else "V1"}
-    is_whole = request.get("whole")
-    effective |= _leaves(config) if is_whole else {}
-    for section, names in () if is_whole else _SHOWN.items():
+    for section, names in _SHOWN.items():
         part = getattr(config, section)
         effective |= {name: _simple(getattr(part, name, None)) for name in names}
     if launch is not None and launch.backends:
@@ -160,6 +158,7 @@ def _launched(
         if wanted not in (None, "auto", "dict") and not is_same:
             changed.append({"argument": argument, "value": wanted, "effective": runs})
     answer = {"effective": effective, "changed": changed}
+    answer |= {"config": _leaves(config)} if request.get("whole") else {}
     return answer | {"build": launch.figures if launch else {}, "skipped": skipped}
 
 

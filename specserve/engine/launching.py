@@ -222,6 +222,9 @@ class Launch:
             draft = build_draft(config)
             lacks = self.request.get("draft_lacks", ())
             share(draft, target, config, layers=names, lacks=lacks)
+            layers = get_layers_from_vllm_config(config, AttentionLayerBase)
+            for name in layers.keys() - names:  # since 0.33 the planner asks
+                layers[name].is_draft_layer = True
         current_platform.update_block_size_for_backend(config)
         self._specs = dict(get_kv_cache_spec(config))
         self._layers = get_layers_from_vllm_config(config, AttentionLayerBase)

@@ -181,7 +181,9 @@ def _values(verdict: VllmVerdict) -> dict[str, Any]:
         "weights.target_bytes": build.get("target"),
         "weights.draft_bytes": build.get("draft"),
     }
-    values = {**verdict.effective, **built}
+    here = ("model_runner", "attention_backends")  # which no configuration holds
+    found = {name: verdict.effective[name] for name in here if name in verdict.effective}
+    values = {**found, **verdict.config, **built}
     return {name: value for name, value in values.items() if name not in _IGNORED}
 
 
@@ -194,7 +196,7 @@ def _place(profile: Profile, block: str, name: str) -> Span | None:
 
 def _notes(profile: Profile, side: Side, checked: Checked, other: Checked) -> Iterator[str]:
     """Why not all of a side could be compared."""
-    ours, theirs = (each.vllm[0].effective if each.vllm else {} for each in (checked, other))
+    ours, theirs = (each.vllm[0].config if each.vllm else {} for each in (checked, other))
     on = [name for name, value in ours.items() if value is True and name not in theirs]
     who = f"vLLM {side.version}"
     if not side.python and not side.source:

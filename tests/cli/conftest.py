@@ -64,9 +64,10 @@ for line in sys.stdin:
         "skipped": {"CUDA graphs": "no tensors"} if speculates and "SKIPS" in os.environ else {},
     }
     if asked.get("whole"):
-        effective |= {"instance_id": os.getpid(), "model_config.dtype": "bfloat16"}
-        effective |= {"cache_config.block_size": 16, "scheduler_config.max_num_seqs": 256 * (1 + newer)}
-        effective |= {"compilation_config.replay": True, "only_new": 1} if newer else {"only_old": 1}
+        config = {"instance_id": os.getpid(), "compilation_config.max_cudagraph_capture_size": runs}
+        config |= {"cache_config.block_size": 16, "scheduler_config.max_num_seqs": 256 * (1 + newer)}
+        config |= {"compilation_config.replay": True, "only_new": 1} if newer else {"only_old": 1}
+        answer["config"] = config
         plan = {"kv_bytes": 2**34, "blocks": 9, "tokens": 80_000 if newer else 100_000, "concurrency": 9.0}
         answer["build"] = {"target": 2**30, "draft": 2**28, "kv": ["FullAttentionSpec"], "plans": [plan, plan]}
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
