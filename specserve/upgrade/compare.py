@@ -34,7 +34,7 @@ EFFECTS = {
 _LONGEST = 300
 _IGNORED = ("instance_id", "compilation_config.splitting_ops")
 """Of one run; operators of every architecture: whether a graph is split, its mode says."""
-_BY_TABLE, _CHANGED, _WARNED = ("SD102", "SD105"), "SD502", "SD503"
+_BY_TABLE, _CHANGED, _WARNED = ("SD102", "SD105"), ("SD502", "SD504"), "SD503"
 _VERSION = re.compile(r"\b0\.\d+(\.\d+)*(\+\w+)?")
 
 
@@ -93,7 +93,7 @@ def compare(path: str, old: Side, new: Side, *, wanted: CheckOptions) -> Upgrade
     before, after = (_judged(path, *each, wanted) for each in ((old, new), (new, old)))
     verdicts = [each.vllm[0] if each.vllm else VllmVerdict() for each in (before, after)]
     are_asked = all(each.effective for each in verdicts)
-    left_out = (_CHANGED,) if are_asked else (_CHANGED, _WARNED)
+    left_out = _CHANGED if are_asked else (*_CHANGED, _WARNED)
     if not table(old.version).exact:  # it may take what the nearest table lacks
         kept = tuple(each for each in before.findings if each.code not in _BY_TABLE)
         before = replace(before, findings=kept)
