@@ -156,7 +156,11 @@ def as_started(inputs: MemoryInputs, found: MemoryEstimate, start: Start) -> Mem
     judged = _conclude(inputs, weights, (room, room), basis="measured", notes=found.notes)
     if judged.verdict == "does_not_fit":  # it did
         judged = replace(judged, verdict="fit", reason="")
-    return replace(judged, measured_on=start.at[:10], draft_cost=found.draft_cost)
+    if cost := found.draft_cost:  # its share of the KV cache stays
+        times = room.tokens / max(cost.tokens, 1)
+        without = int(times * cost.tokens_without), times * cost.requests_without
+        cost = DraftCost(room.tokens, without[0], room.concurrency, without[1])
+    return replace(judged, measured_on=start.at[:10], draft_cost=cost)
 
 
 def _planned(plan: Mapping[str, Any], *, needs_states: bool = False) -> _Room:

@@ -188,6 +188,8 @@ def test_a_start_of_exactly_the_same_launch_decides_and_one_of_a_near_launch_doe
     assert (found.basis, found.verdict, found.measured_on) == ("measured", "fit", start.at[:10])
     assert found.kv_cache_tokens.low == found.kv_cache_tokens.high == 54_321
     assert found.max_concurrency.low == 106.1
+    assert found.draft_cost and before.draft_cost and found.draft_cost.tokens == 54_321
+    assert found.draft_cost.share == pytest.approx(before.draft_cost.share, abs=1e-4)
     assert prepare(file)[1].memory == plan.memory  # a prediction is never made of a measurement
     assert [memory(each) for each in near] == others
     assert memory(path="alternatives.longer").basis == "headers"
