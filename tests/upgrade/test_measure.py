@@ -214,7 +214,7 @@ def test_a_side_is_launched_by_its_own_interpreter(tmp_path: Path) -> None:
 
 
 RECORDED = Path(__file__).parents[1] / "data" / "upgrade_measured.json"
-"""The demo, vLLM 0.32.0 on both sides, 2026-11-28; `directory` and words were shortened since."""
+"""The demo, vLLM 0.31.0 and 0.32.0 on two busy CPU cores, 2026-11-28; `directory` was shortened."""
 
 
 def page(found: Measured) -> str:
