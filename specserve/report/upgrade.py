@@ -68,7 +68,7 @@ def _answer(found: Upgrade) -> str:
     if found.refuses:
         words.insert(0, f"{found.new.version} refuses the profile")
     if found.changes is None:
-        words[-1] += " by the rules; of vLLM itself not both answered"
+        words[-1] += " by the rules alone"
     if found.kv_cache_tokens:
         old, new = found.kv_cache_tokens
         percent = f"{100 * (new / old - 1):+.0f} %" if new != old else "as large"
