@@ -265,8 +265,6 @@ def _read(data: bytes) -> Start:
 
 def start_of(asked: Mapping[str, Any], among: Iterable[Start]) -> Start | None:
     """The newest one that served and was asked exactly the same, with the size of its KV cache."""
-    for start in among:
-        is_whole = all(name in start.logged for name in _LEAST) and not start.cause
-        if is_whole and start.asked == {**asked, "command": "up"}:
-            return start
-    return None
+    wanted, ready = {**asked, "command": "up"}, [each for each in among if not each.cause]
+    whole = (each for each in ready if all(name in each.logged for name in _LEAST))
+    return next((each for each in whole if each.asked == wanted), None)
