@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,12 +86,32 @@ def plain_vllm(*words: str, port: int, folder: Path, **env: str) -> Iterator[str
 
 @pytest.fixture(scope="session")
 def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests that only send requests; it reports the steps of each, as `tune` asks for."""
+    """One server for all tests that only send requests; it reports the steps of each, as `tune` asks for.
+
+    At last Ctrl-C ends it with a stream open.
+    """
     changes = {"engine": {"per_request_spec_decode_metrics": "detailed"}}
     with started(tmp_path_factory.mktemp("tiny-server"), changes=changes) as server:
         server.wait_ready()
         yield server
-        assert server.stop(signal.SIGTERM) == 0
+        stream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        body = {"model": "tiny", "prompt": "def f(", "stream": True, "max_tokens": 400, "ignore_eos": True}
+        stream.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = stream.getresponse()
+        assert response.readline().startswith(b"data: ")
+        reader = threading.Thread(target=_read_all, args=(response,))
+        reader.start()
+        assert server.stop(signal.SIGINT) == 0
+        reader.join(timeout=30)
+        stream.close()
+        assert "stopped in" in server.output
+        assert "vLLM server" in max((server.state_folder / "logs").iterdir()).read_text()
+        server.leaves_nothing()
+
+
+def _read_all(response: http.client.HTTPResponse) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):  # a server that is stopped may cut it
+        response.read()
 
 
 def _specserve(*arguments: object) -> None:

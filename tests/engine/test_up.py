@@ -1,12 +1,8 @@
-"""`specserve up` with real vLLM: it serves with the Hub down, speculation leaves the text as it is, it ends cleanly."""
+"""`specserve up` with real vLLM: it serves with the Hub down, speculation leaves the text as it is, its end is told."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specserve.metrics import since_by_engine
-from tests.engine.conftest import FROM_HUB, HUB_TARGET, hub_of_yesterday, started
-from tests.engine.server import DEMO, Server
+from tests.engine.conftest import FROM_HUB, HUB_TARGET, hub_of_yesterday, started, tiny_profile
+from tests.engine.server import DEMO, Server, unstarted
 from tests.engine.texts import acceptance, demo_prompts, near_ties, post, write
 
 if TYPE_CHECKING:
@@ -37,9 +33,11 @@ def yesterday(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubSer
 
 @pytest.fixture(scope="module")
 def locked(yesterday: tuple[HubServer, Path]) -> Iterator[Server]:
-    """The target alone, from the lock."""
-    with started(yesterday[1], "--locked", "--alternative", "baseline", changes=FROM_HUB) as up:
-        up.wait_ready()
+    """The target alone, from the lock, detached."""
+    folder = yesterday[1]
+    with unstarted(folder) as up:
+        profile = tiny_profile(folder, port=up.port, changes=FROM_HUB)
+        up.up_detached("--locked", "--alternative", "baseline", profile=str(profile), small=False)
         yield up
 
 
@@ -84,27 +82,22 @@ def test_a_second_server_on_the_port_is_refused(tiny_server: Server) -> None:
     assert post(tiny_server, **BODY)["model"] == "tiny"
 
 
-def test_ctrl_c_ends_it_with_a_stream_open_and_nothing_is_left(locked: Server) -> None:
+def test_its_engines_death_is_told_though_vllm_leaves_with_code_0(locked: Server) -> None:
     """The last test that the server is for."""
-    stream = http.client.HTTPConnection("127.0.0.1", locked.port, timeout=60)
-    body = BODY | {"stream": True, "max_tokens": 400, "ignore_eos": True}
-    stream.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = stream.getresponse()
-    assert response.readline().startswith(b"data: ")
-    reader = threading.Thread(target=read_all, args=(response,))
-    reader.start()
-    assert locked.stop(signal.SIGINT) == 0
-    reader.join(timeout=30)
-    stream.close()
-    assert "stopped in" in locked.output
-    (log,) = (locked.state_folder / "logs").iterdir()
-    assert "vLLM server" in log.read_text()
+    assert "`specserve down tiny-baseline` stops it" in locked.output
+    locked.state_becomes("ready")
+    asked = locked.run("ask", "def f(", "--max-tokens", "8", "--temperature", "0")
+    assert asked.returncode == 0, asked.stderr
+    engine = locked.member("EngineCore")
+    engine.suspend()
+    assert f"process {engine.pid} was stopped" in locked.state_becomes("hung")
+    engine.kill()
+    locked.state_becomes("dead")
+    (listed,) = json.loads(locked.run("ps", "--format", "json").stdout)["servers"]
+    locked.names_cause("the engine process (.|\\n)*SIGKILL", listed["record"]["cause"])
     locked.leaves_nothing()
-
-
-def read_all(response: http.client.HTTPResponse) -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException):  # a server that is stopped may cut it
-        response.read()
+    locked.down("--all")
+    assert "there are no detached servers" in locked.run("ps").stderr
 
 
 @pytest.mark.soak
