@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -140,25 +140,29 @@ TRAFFIC = {
 }  # fmt: skip
 
 
-def test_requests_at_a_rate_wait_for_their_time_and_for_no_other_answer(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadGenerator]:
+    """It imports vLLM once for the tests that send by it alone."""
+    log = tmp_path_factory.mktemp("driver") / "log"
+    with closing(LoadGenerator(log_path=log, on_tick=lambda: None)) as made:
+        yield made
+
+
+def test_requests_at_a_rate_wait_for_their_time_and_for_no_other_answer(driver: LoadGenerator) -> None:
     """Each takes half a second: eight one after another would take four, and all at once no more than one."""
     at_rate = {"requests": [REQUEST] * 8, "concurrency": None, "request_rate": 4.0, "seed": 7}
-    with (
-        closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver,
-        serving(Script(during=lambda _: time.sleep(0.1))) as url,
-    ):
+    with serving(Script(during=lambda _: time.sleep(0.1))) as url:
         sent = driver.send(url, {**TRAFFIC, **at_rate})
     assert len(sent.requests) == 8 and all(each.ok for each in sent.requests)
     assert sent.duration_s >= 8 / 4.0
 
 
-def test_an_error_in_the_middle_of_a_stream_is_no_answer(tmp_path: Path) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_no_answer(driver: LoadGenerator) -> None:
     steps = {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]}
-    with closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver:
-        found: list[Request] = []
-        for script in (Script(breaks="error"), Script(summary=steps)):
-            with serving(script) as url:
-                found += driver.send(url, TRAFFIC).requests
+    found: list[Request] = []
+    for script in (Script(breaks="error"), Script(summary=steps)):
+        with serving(script) as url:
+            found += driver.send(url, TRAFFIC).requests
     broken, whole = found
     assert (broken.ok, whole.ok) == (False, True) and "InternalServerError" in (broken.error or "")
     assert (broken.steps, whole.steps) == ((), ((1, 4), (2, 4)))
