@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
-from specserve.models.facts import _FILE as PUBLISHED
+from specserve.models.facts import _published
 from specserve.models.tokenizers import tokenizer_family
 from tests.cli.conftest import Told
 
@@ -164,7 +164,7 @@ def test_a_copy_counts_as_its_model_and_what_may_be_another_as_nothing(copy: str
 
 
 def test_the_sizes_are_those_of_the_configurations_that_ship() -> None:
-    for name, entry in json.loads(PUBLISHED.read_text(encoding="utf-8"))["models"].items():
+    for name, entry in _published().items():
         config = entry["config"]
         size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
         family = tokenizer_family(name)

@@ -89,6 +89,7 @@ NODES = """
 """
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
