@@ -6,6 +6,7 @@ A few lines stand in for both vLLM; the last tests ask the real one.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,7 +145,9 @@ def test_a_vllm_of_another_interpreter_is_asked_by_it(
     profile: str, vllm_that_answers: Path, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
-    other.write_text(f'#!/bin/sh\ntest "$1" = -IB && echo 0.33.0 || exec {sys.executable} "$@"\n')
+    other.write_text(
+        f'#!/bin/sh\ntest "$1" = -IB && echo 0.33.0 || exec {shlex.quote(sys.executable)} "$@"\n'
+    )
     other.chmod(0o755)
     child = (sys.executable, "-c", "raise SystemExit(open('specserve/__init__.py').read()[:9])")
     monkeypatch.setattr("specserve.checks.oracle.CHILD", child)
