@@ -44,7 +44,7 @@ test: dev ## everything that CI runs
 	@rm -rf "$(ELSEWHERE)" && mkdir -p "$(ELSEWHERE)"
 	@tar -c --exclude-vcs --exclude=./$(VENV) --exclude=./build --exclude='./.*_cache' --exclude=./demo/wide . | tar -x -C "$(ELSEWHERE)"
 	@cp -al $(VENV) "$(ELSEWHERE)" && cp -al demo/wide "$(ELSEWHERE)/demo"
-	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine lint unit installed
+	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine unit installed lint
 
 quick: dev ## ruff, and the tests without vLLM of what changed since main: under a minute
 	$(BIN)/ruff check -q .
