@@ -72,7 +72,7 @@ fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 unit:
-	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
+	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n 2 -m "not engine and not vllm and not soak"
 
 # Beside `engine` there is one core left, and one process imports vLLM once.
 installed: $(if $(TOGETHER),unit) # asks the installed vLLM without starting it
