@@ -268,9 +268,10 @@ def _report_start(name: str | None, *, as_json: bool) -> None:
         return
     log = list[str]()
     with suppress(OSError):
-        # a server's own words, not those on requests
+        # a server's own words, not those on requests, and not the list of its routes
         lines = parse(end_of(Path(found[0].log_path), limit_bytes=1 << 16))
-        log = [line.text for line in lines if line.text.strip() and line.text[:6] != "INFO: "]
+        texts = [line.text for line in lines if line.text.strip()]
+        log = [text for text in texts if not text.startswith(("INFO: ", "Route: "))]
     here = list(examine(this(state=state_folder(), servers=lambda: ())))
     cause = server.cause if server else ""
     out(start_report(found[0], log=log[-15:], lines=here, cause=cause))

@@ -201,7 +201,7 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
         cell for cell in result.cells if (cell.point.workload, cell.point.temperature) == place
     ]
     cells.sort(key=lambda cell: (cell.point.load, names.index(cell.variant)))
-    rows, latencies, remarks, lengths, parts = [], [], [], [], []
+    rows, latencies, remarks, parts = [], [], [], []
     known = {(cell.variant, cell.point): cell.figures for cell in cells}
     at_rate, kind = bool(cells[0].point.request_rate), cells[0].point.load_kind
     speedups = dict[str, dict[str, Estimate]]()
@@ -215,10 +215,6 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
             remarks.append((cell.variant, f"at {kind} {load}, {words}"))
         if item is not None and item.speedup is not None:
             speedups.setdefault(cell.variant, {})[load] = item.speedup
-        for part in item.by_length if item else ():
-            tokens = f"{part.from_tokens:,}-{part.to_tokens:,}"
-            speedup = with_spread(part.speedup)
-            lengths.append([load, cell.variant, tokens, speedup, part.verdict.word])
         for each in item.latencies if item else ():
             both = (known[against, cell.point], cell.figures)
             found = (getattr(getattr(one, each.latency), each.quantile) for one in both)
@@ -237,12 +233,9 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
         what = "as fast as" if at_rate else "the tokens/s of"
         unit = f"times {what} {against}, 95 % interval"
         blocks.insert(0, Chart("Speedup", unit, kind, speedups))
-    for title, columns, of_title in (
-        ("Latency (P50/P90/P99)", (*_CELL, *map(Column, _LATENCIES)), latencies),
-        ("Speedup by length of the prompt", (*_CELL, Column("prompt tokens"), *_SPEEDUP), lengths),
-    ):
-        if of_title:
-            blocks.append(Section(title, [Table(columns, of_title, keys=2)], is_folded=True))
+    if latencies:
+        table = Table((*_CELL, *map(Column, _LATENCIES)), latencies, keys=2)
+        blocks.append(Section("Latency (P50/P90/P99)", [table], is_folded=True))
     return Section(f"{workload}, temperature {temperature:g} (load: {kind})", blocks)
 
 
@@ -281,10 +274,6 @@ def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
         return
     if item.verdict.level == "open":
         yield f"inconclusive: {item.verdict.sentence}"
-    levels = [part.verdict.level for part in item.by_length]  # an open part says neither
-    up_to = levels.index("bad") if "bad" in levels else 0
-    if up_to and levels[up_to - 1] == "good" and "good" not in levels[up_to:]:
-        yield f"pays up to about {item.by_length[up_to - 1].to_tokens:,} tokens of prompt"
 
 
 def tune_files(found: TuneResult) -> dict[str, str]:

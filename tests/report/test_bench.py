@@ -16,7 +16,7 @@ from bench_result import example
 
 from specserve.measure.bench.passes import Progress
 from specserve.measure.bench.plan import BenchPlan, Variant
-from specserve.measure.bench.result import LengthPart, Point, Result
+from specserve.measure.bench.result import Point, Result
 from specserve.measure.bench.summary import summarise
 from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
@@ -239,30 +239,6 @@ def test_no_name_from_outside_becomes_more_than_text_in_markdown_text_and_json()
         assert not re.search(r"@(?!&#8203;)|#(?!&#8203;|\d+;|#)\d|://", line.replace("###", ""))
     for text in (wild, plain(with_names(EVIL), "text"), plain(with_names(EVIL), "json")):
         assert not re.search("[\x1b\u202e]", text)
-
-
-@pytest.mark.parametrize(
-    ("levels", "said"),
-    [
-        (("good", "good", "bad"), "at concurrency 1, pays up to about 400 tokens of prompt"),
-        (("bad", "good", "good"), None),
-        (("good", "open", "open"), None),
-    ],
-)
-def test_up_to_which_length_it_pays_is_said_only_if_longer_prompts_surely_do_not(
-    levels: tuple[Any, ...], said: str | None
-) -> None:
-    first, *others = example().comparisons
-    parts = tuple(
-        LengthPart(at * 200 + 1, at * 200 + 200, Estimate(1.2, 1.1, 1.3), Verdict("X", level))
-        for at, level in enumerate(levels)
-    )
-    result = dataclasses.replace(
-        example(), comparisons=(dataclasses.replace(first, by_length=parts), *others)
-    )
-    text = " ".join(plain(result, "text").split())
-    assert said in text if said else "of prompt" not in text and "length of the prompt" not in text
-    assert "Speedup by length of the prompt" in plain(result, "markdown")
 
 
 def test_a_progress_line_that_is_cut_keeps_the_remaining_time(

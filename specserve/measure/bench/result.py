@@ -105,16 +105,6 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthPart:
-    """The speedup over the prompts of some lengths."""
-
-    from_tokens: int
-    to_tokens: int
-    speedup: Estimate
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
 class LatencyPart:
     """A quantile of a latency at a request rate: how many times as fast it is."""
 
@@ -139,8 +129,6 @@ class Comparison:
     verdict: Verdict
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
-    by_length: tuple[LengthPart, ...] = ()
-    """Where prompts differ fourfold in length: shorter ones first."""
     latencies: tuple[LatencyPart, ...] = ()
     """At a request rate."""
 

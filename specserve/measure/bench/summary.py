@@ -18,7 +18,6 @@ from specserve.measure.bench.result import (
     Comparison,
     Figures,
     LatencyPart,
-    LengthPart,
     Point,
     Quantiles,
     Result,
@@ -99,17 +98,13 @@ def invalid_reason(passes: Sequence[Pass]) -> str | None:
     return None
 
 
-def token_samples(
-    passes: Sequence[Pass], prompts: Collection[str] | None = None
-) -> list[RateSample]:
+def token_samples(passes: Sequence[Pass]) -> list[RateSample]:
     """Return output tokens and seconds by request: those of a pass are dealt by latency."""
     found = []
     for each in passes:
         good = each.answered
         latencies_s = sum(request.latency_s for request in good)
         for request in good:
-            if prompts is not None and request.prompt not in prompts:
-                continue
             part = request.latency_s / latencies_s if latencies_s else 1 / len(good)
             seconds = each.duration_s * part
             found.append(sample(each, request.output_tokens, seconds, request.prompt))
@@ -127,26 +122,24 @@ def speedup(
     variant: str,
     against: str,
     at: Point,
-    prompts: Collection[str] | None = None,
     latency: str = "e2e_ms",
     share: str = "p50",
 ) -> LogEstimate | None:
     """Return output tokens/s of one variant over those of another, by the blocks that both have.
 
     At a request rate, which tokens/s follow: a quantile of a latency of the other over the
-    variant's. `prompts`: only these. None if one of them has nothing.
+    variant's. None if one of them has nothing.
     """
     sides = paired(passes, variant, against, at)
     between = sum(each[0].launch_spread ** 2 for each in sides if each)
     if not at.request_rate:
-        samples, others = (token_samples(each, prompts) for each in sides)
+        samples, others = map(token_samples, sides)
         return ratio(samples, against=others, between=between)
     samples, others = (
         [
             sample(each, 1.0, seconds, request.prompt)
             for each in side
             for request in each.answered
-            if prompts is None or request.prompt in prompts
             if (seconds := getattr(request, LATENCIES[latency])) is not None
         ]
         for side in sides
@@ -201,8 +194,6 @@ def sample(done: Pass, amount: float, cost: float, prompt: str = "all") -> RateS
     return RateSample(prompt, str(done.block), amount, cost, launch=str(done.launch))
 
 
-_LENGTHS, _LENGTH_PARTS = 4.0, 3
-"""Prompts whose lengths differ by such a factor are also judged in so many parts."""
 WAITING = 0.05
 """Share of a request's time from which its wait for room counts."""
 
@@ -270,7 +261,6 @@ def _compared(
         verdict=judged,
         break_even_mean_acceptance_length=even,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
-        by_length=tuple(_by_length(passes, variant, against, at)),
         latencies=tuple(
             LatencyPart(latency, share, part.estimate, verdict(part))
             for latency, share in product(LATENCIES, QUANTILES if at.request_rate else ())
@@ -309,24 +299,6 @@ def break_even(
     drafted = acceptance.drafts / steps
     per_step = 1 + acceptance.accepted_tokens / steps
     return max(1.0, 1 + (per_step / speedup - 1) / drafted)
-
-
-def _by_length(
-    passes: Sequence[Pass], variant: str, against: str, at: Point
-) -> Iterator[LengthPart]:
-    """Yield the speedup of shorter and longer prompts, where prompts differ fourfold in length."""
-    requests = [request for each in passes_of(passes, variant, at) for request in each.answered]
-    tokens = {each.prompt: each.prompt_tokens for each in requests if each.prompt_tokens}
-    ordered = sorted(tokens, key=lambda name: tokens[name])
-    count = len(ordered)
-    if count < 2 * _LENGTH_PARTS or tokens[ordered[-1]] < _LENGTHS * tokens[ordered[0]]:
-        return
-    for part in range(_LENGTH_PARTS):
-        names = ordered[count * part // _LENGTH_PARTS : count * (part + 1) // _LENGTH_PARTS]
-        found = speedup(passes, variant=variant, against=against, at=at, prompts=names)
-        if found is not None:
-            shortest, longest = tokens[names[0]], tokens[names[-1]]
-            yield LengthPart(shortest, longest, found.estimate, verdict(found))
 
 
 def stops_paying(

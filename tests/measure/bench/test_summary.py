@@ -274,30 +274,6 @@ def test_a_smaller_kv_cache_is_named_where_requests_waited_for_room(
     assert ("because its KV cache is smaller (900 tokens, `baseline` 1,000)" in clause) is is_told
 
 
-def test_prompts_that_differ_fourfold_in_length_are_also_judged_by_length() -> None:
-    def sent(variant: str, factor: dict[int, float], longest: int) -> list[Pass]:
-        lengths = [*[100] * 4, *[200] * 4, *[longest] * 4]
-        each = [
-            [
-                dataclasses.replace(
-                    request(f"p{n}", tokens=100, latency_s=factor.get(size, 1.0) * (1 + block / 100)),
-                    prompt_tokens=size,
-                )
-                for n, size in enumerate(lengths)
-            ]
-            for block in range(6)
-        ]
-        return [made(variant, block, *requests) for block, requests in enumerate(each)]
-
-    def parts(longest: int) -> list[tuple[int, int, str]]:
-        fast = {100: 0.5, 200: 0.5, longest: 1.5}
-        (item,) = result(sent("baseline", {}, longest) + sent("profile", fast, longest)).comparisons
-        return [(part.from_tokens, part.to_tokens, part.verdict.word) for part in item.by_length]
-
-    assert parts(800) == [(100, 100, PAYS), (200, 200, PAYS), (800, 800, "COSTS")]
-    assert parts(300) == []
-
-
 @pytest.mark.parametrize(
     ("together", "quick", "advice"),
     [
