@@ -10,6 +10,7 @@ import pytest
 from hub_server import HubServer
 
 from specserve.cli.app import _run
+from tests.checks.checkpoints import checkpoint
 
 Told = Callable[..., tuple[str, str]]
 
@@ -92,3 +93,18 @@ def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (folder / "vllm-0.34.0.dist-info").mkdir()
     (folder / "vllm-0.34.0.dist-info" / "METADATA").write_text("Version: 0.34.0\n")
     return folder
+
+
+@pytest.fixture
+def profile(
+    request: pytest.FixtureRequest,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """The file of the module's PROFILE, in a folder with the small pair that it names."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama", "llama-draft"):
+        checkpoint(tmp_path, name)
+    write(request.module.PROFILE, "p.yaml")
+    return "p.yaml"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from tests.checks.checkpoints import checkpoint
 from tests.cli.conftest import Told
 
 Captured = pytest.CaptureFixture[str]
@@ -26,15 +25,6 @@ speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens:
 engine: {max_cudagraph_capture_size: 300}
 hardware: {accelerator: H100-80GB}
 """
-
-
-@pytest.fixture
-def profile(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    for name in ("llama", "llama-draft"):
-        checkpoint(tmp_path, name)
-    write(PROFILE, "p.yaml")
-    return "p.yaml"
 
 
 def test_check_shows_what_is_asked_for_and_what_vllm_runs(

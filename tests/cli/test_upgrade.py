@@ -21,7 +21,6 @@ from specserve.measure.bench.result import from_json
 from specserve.profile.schema import Profile
 from specserve.upgrade.measure import Measured, kv_cache
 from specserve.vllm.versions import Installed, installed
-from tests.checks.checkpoints import checkpoint
 from tests.cli.conftest import Told
 from tests.upgrade.test_measure import RECORDED
 
@@ -33,15 +32,6 @@ speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens:
 engine: {max_num_seqs: 256}
 hardware: {accelerator: H100-80GB}
 """
-
-
-@pytest.fixture
-def profile(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    for name in ("llama", "llama-draft"):
-        checkpoint(tmp_path, name)
-    write(PROFILE, "p.yaml")
-    return "p.yaml"
 
 
 def test_what_the_code_of_both_says_is_sorted_by_what_it_does(
